@@ -22,6 +22,7 @@ from gesso.images.process import prepare
 
 SOLVED = "123456789456789123789123456231564897564897231897231564312645978645978312978312645"
 Pictures = tuple[Tensor, Tensor]  # pixels [B, P, I] of 8 bits, and digits [B, S]
+Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # the same
 
 
 def random_grid(rng: random.Random, side: int) -> str:
@@ -54,22 +55,32 @@ def batch(numbers: Sequence[int], seed: int, side: int, difficulty: float = 1.0,
     return torch.from_numpy(np.stack(pixels)), torch.tensor(digits)
 
 
-class Stream(IterableDataset[Pictures]):
-    """Batches of new pictures without end. `difficulty` is shared with the processes and may change at any time."""
+class Stream(IterableDataset[Arrays]):
+    """Batches of new pictures without end. `difficulty` is shared with the processes and may change at any time.
+
+    They are arrays: processes would pass tensors through shared memory, of which containers have little.
+    """
 
     def __init__(self, size: int, seed: int, side: int) -> None:
         self.size, self.seed, self.side = size, seed, side
         self.difficulty: Any = multiprocessing.Value("d", 0.0)
 
-    def __iter__(self) -> Iterator[Pictures]:
+    def __iter__(self) -> Iterator[Arrays]:
         info = get_worker_info()
         at, of = (info.id, info.num_workers) if info else (0, 1)
         torch.set_num_threads(1)
         while True:
-            yield batch(range(at * self.size, (at + 1) * self.size), self.seed, self.side, self.difficulty.value)
+            numbers = range(at * self.size, (at + 1) * self.size)
+            pixels, digits = batch(numbers, self.seed, self.side, self.difficulty.value)
+            yield pixels.numpy(), digits.numpy()
             at += of
 
 
-def loader(stream: Stream, workers: int, pinned: bool) -> Iterator[Pictures]:
+def loader(stream: Stream, workers: int) -> Iterator[Pictures]:
     """Return the batches of a stream, drawn by `workers` processes; 0: by this one."""
-    return iter(DataLoader(stream, batch_size=None, num_workers=workers, pin_memory=pinned))
+    arrays = DataLoader(stream, batch_size=None, num_workers=workers, collate_fn=_unchanged)
+    return ((torch.from_numpy(pixels), torch.from_numpy(digits)) for pixels, digits in arrays)
+
+
+def _unchanged(arrays: Any) -> Any:
+    return arrays

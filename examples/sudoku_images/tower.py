@@ -7,8 +7,9 @@ B pictures, S soft tokens, P patches, H hidden size of the text, W width of the 
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from gesso.model.init import begin_one
 from gesso.model.modules import rms_norm
 from gesso.model.rope import Rotation, inverse_frequencies, rotation
 from gesso.model.transformer import DiffusionGemma
-from gesso.model.vision import Vision, VisionAttention, rotate_both
+from gesso.model.vision import Vision, VisionAttention, VisionLayer, rotate_both
 from gesso.model.vision_config import VisionConfig
 
 PATCH, POOL = 16, 3  # pixels of a patch, and patches of a soft token, as in Gemma 4
@@ -75,7 +76,7 @@ def see(vision: Vision, pixels_BPI: Tensor, dtype: torch.dtype) -> Tensor:
     frequencies = inverse_frequencies(config.head_dim // 2, config.theta, 1.0, False).to(device)
     across, down = (rotation(place_P, frequencies, dtype) for place_P in (column_P, row_P))
     x_BPW = tower.patch_embedder(pixels_BPI, column_P, row_P, dtype)
-    for layer in tower.encoder.layers:
+    for layer in cast(Iterable[VisionLayer], tower.encoder.layers):
         attended_BPW = _attend(layer.self_attn, layer.input_layernorm(x_BPW), across, down)
         x_BPW = x_BPW + layer.post_attention_layernorm(attended_BPW)
         x_BPW = x_BPW + layer.post_feedforward_layernorm(layer.mlp(layer.pre_feedforward_layernorm(x_BPW)))
@@ -88,8 +89,8 @@ def _attend(attention: VisionAttention, x_BPW: Tensor, across: Rotation, down: R
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     q, k, v = (project(x_BPW).unflatten(-1, (-1, attention.dim)) for project in projections)
     q, k = rotate_both(attention.q_norm(q), across, down), rotate_both(attention.k_norm(k), across, down)
-    heads = (x.transpose(1, 2) for x in (q, k, rms_norm(v, None, attention.eps)))
-    return attention.o_proj(F.scaled_dot_product_attention(*heads, scale=1.0).transpose(1, 2).flatten(2))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, rms_norm(v, None, attention.eps)))
+    return attention.o_proj(F.scaled_dot_product_attention(q, k, v, scale=1.0).transpose(1, 2).flatten(2))
 
 
 class Targets:

@@ -46,7 +46,7 @@ class Pool:
                 torch.empty((self.capacity, *part.shape[1:]), dtype=part.dtype, device=self.device) for part in pictures
             )
         place = torch.arange(self.added, self.added + len(pictures[0]), device=self.device) % self.capacity
-        self.pixels[place], self.digits[place] = (part.to(self.device, non_blocking=True) for part in pictures)
+        self.pixels[place], self.digits[place] = (part.to(self.device) for part in pictures)
         self.added += len(pictures[0])
 
     def draw(self, count: int) -> Pictures:
@@ -76,7 +76,7 @@ class Trainer:
         groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=device.type == "cuda")
         self.stream = Stream(options.drawn, options.seed, options.side)
-        self.pictures = loader(self.stream, options.workers, device.type == "cuda")
+        self.pictures = loader(self.stream, options.workers)
         self.pool = Pool(options.pool, device)
         self.held_out = [
             batch(

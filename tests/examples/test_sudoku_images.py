@@ -66,7 +66,7 @@ def test_the_loss_is_least_at_the_embeddings_of_the_digits(targets):
 
 
 def test_a_short_run_learns_and_logs_held_out_accuracy(tmp_path, monkeypatch):
-    options = ["--out", str(tmp_path), "--side", "3", "--steps", "30", "--batch", "8", "--drawn", "8", "--workers", "0"]
+    options = ["--out", str(tmp_path), "--side", "3", "--steps", "30", "--batch", "8", "--drawn", "8", "--workers", "1"]
     options += ["--first", "32", "--shown", "8", "--pool", "64", "--hardest", "0", "--held-out", "8", "--every", "0"]
     options += ["--lr", "0.01"]
     monkeypatch.setattr(sys, "argv", ["train", *options, "--device", "cpu"])

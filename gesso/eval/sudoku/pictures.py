@@ -66,7 +66,7 @@ def draw_style(rng: random.Random, difficulty: float = 1.0, held_out: bool = Fal
     thin = 1 if rng.random() < 0.6 else 2
     return Style(
         cell=rng.randint(round(46 - 20 * hard), round(48 + 12 * hard)),
-        margins=tuple(rng.uniform(0.005, 0.015 + 0.11 * hard) for _ in range(4)),  # type: ignore[arg-type]
+        margins=tuple(rng.uniform(0.005, 0.015 + 0.075 * hard) for _ in range(4)),  # type: ignore[arg-type]
         thin=thin,
         thick=thin + rng.randint(1, 3),
         paper=paper,
