@@ -57,7 +57,8 @@ SLOW = {
     "train/test_objective.py", "train/test_prepare.py", "train/test_resuming.py", "train/test_shared_recipe.py",
     "train/test_trainer.py", "train/test_vocabulary.py",
 }  # fmt: skip
-WITHOUT_SERVER = {"test_prepare.py", "test_shares.py", "test_page.py", "test_stored.py"}  # in tests/serve
+# In tests/serve.
+WITHOUT_SERVER = {"test_prepare.py", "test_remote_images.py", "test_shares.py", "test_page.py", "test_stored.py"}
 # Fast tests in slow files, so that `make check` covers every package.
 CORE = (
     "adapters/test_adapters.py::test_adapters_are_switched_by_name",

@@ -19,9 +19,9 @@ from tests import tiny
 from tests.waiting import PATIENCE, wait_until
 
 
-def make_model(directory: Path) -> Path:
+def make_model(directory: Path, sees: bool = False) -> Path:
     """Write the tiny model with a vocabulary of characters and words, so that any tokens decode to valid text."""
-    tiny.make(directory)
+    tiny.make(directory, sees=sees)
     tokenizer = json.loads(tiny.tokenizer_json())
     names = {i: piece for piece, i in tokenizer["model"]["vocab"].items()}
     for i in range(128, tiny.VOCABULARY):
@@ -86,14 +86,16 @@ class Running:
                     yield json.loads(line.removeprefix("data: "))
 
 
-def raw(url: str, body: dict, headers: str = "", receive_buffer: int | None = None) -> socket.socket:
-    """Send a completion request on a plain socket and return the connection."""
+def raw(
+    url: str, body: dict, headers: str = "", receive_buffer: int | None = None, path: str = "/v1/completions"
+) -> socket.socket:
+    """Send a request on a plain socket and return the connection."""
     content = json.dumps(body).encode()
     connection = socket.socket()
     if receive_buffer is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     connection.connect(("127.0.0.1", int(url.rsplit(":", 1)[1])))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{headers}"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{headers}"
     connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
     return connection
 

@@ -63,7 +63,8 @@ class LimitOptions:
     queue: Annotated[int, _limit("Requests that may wait; more get 429.", min=1)] = Limits.queue
     request_tokens: Annotated[int | None, _limit("Tokens of one request.", min=1)] = Limits.request_tokens
     total_tokens: Annotated[int | None, _limit("Tokens of all current requests.", min=1)] = Limits.total_tokens
-    body_bytes: Annotated[int, _limit("Size of a request.", min=1)] = Limits.body_bytes
+    body_bytes: Annotated[int, _limit("Size of a request without its images.", min=1)] = Limits.body_bytes
+    image_bytes: Annotated[int, _limit("Size of the images of a request.", min=1)] = Limits.image_bytes
     timeout: Annotated[float, _limit("Seconds for an answer.")] = Limits.timeout
     io_timeout: Annotated[float, _limit("Seconds for a client to send a body or to read.")] = Limits.io_timeout
     head_timeout: Annotated[float, _limit("Seconds for a client to send a request head.")] = Limits.head_timeout
@@ -113,6 +114,9 @@ def serve(
     ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Reject unsupported fields of requests instead of ignoring them.")
+    ] = False,
+    allow_remote_images: Annotated[
+        bool, typer.Option("--allow-remote-images", help="Fetch images from the public URLs in requests.")
     ] = False,
     open: Annotated[bool, typer.Option("--open", help="Open the studio in a browser.")] = False,
     on_ray: Annotated[bool, _ray("Run on the Ray cluster of this machine.", name="--ray")] = False,
@@ -164,6 +168,7 @@ def serve(
         cors_origins=tuple(cors_origin or ()),
         settle=settle,
         strict=strict,
+        remote_images=allow_remote_images,
         also=(SOLVER,) if model is None else (),
         hosts=hosts,
         adapter_dir=None if adapter_dir is None else str(adapter_dir.resolve()),

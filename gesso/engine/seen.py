@@ -22,10 +22,12 @@ class Seen:
     def __init__(self, see: Callable[[Image], Tensor], device: torch.device, limit: int = LIMIT) -> None:
         self.see, self.device, self.limit = see, device, limit
         self.held: OrderedDict[int, Tensor] = OrderedDict()
+        self.read = self.kept = 0  # calls that took a vision pass, and calls that did not
 
     def features(self, image: Image) -> Tensor:
         """Return the features [S, H] of an image on the device. The caller must not change them."""
         held_SH = self.held.pop(image.digest, None)
+        self.read, self.kept = self.read + (held_SH is None), self.kept + (held_SH is not None)
         found_SH = self.see(image) if held_SH is None else held_SH.to(self.device)
         self.held[image.digest] = found_SH.cpu() if held_SH is None else held_SH
         while self.nbytes > self.limit:

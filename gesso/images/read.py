@@ -61,13 +61,13 @@ def _open(data: bytes) -> "PIL.Image.Image":
             f"the file has {len(data):,} bytes, and at most {MAX_BYTES:,} are allowed; make the picture smaller, or "
             "save it as JPEG"
         )
-    kind = _format(data)
+    kind = format_of(data)
     with _without_warnings():
         try:
             picture = Image.open(io.BytesIO(data), formats=(kind,))
             check_cost(picture, data)
             return upright_rgb(picture)
-        except InputError:
+        except (InputError, MemoryError):
             raise
         except Image.DecompressionBombError:
             raise InputError(f"the picture has more than {MAX_PIXELS:,} pixels; make it smaller") from None
@@ -76,7 +76,8 @@ def _open(data: bytes) -> "PIL.Image.Image":
             raise InputError(f"the {kind} file is damaged or incomplete{reason}; save or download it again") from None
 
 
-def _format(data: bytes) -> str:
+def format_of(data: bytes) -> str:
+    """Return the format of a file by its first bytes."""
     for kind, pattern in FORMATS.items():
         if re.match(pattern, data, re.DOTALL):
             return kind

@@ -4,7 +4,7 @@ import base64
 import binascii
 
 from gesso.errors import InputError
-from gesso.images.read import MAX_BYTES
+from gesso.images.read import MAX_BYTES, format_of
 
 
 def data_of(url: str, where: str) -> bytes:
@@ -21,3 +21,8 @@ def data_of(url: str, where: str) -> bytes:
         return base64.b64decode(packed + "=" * (-len(packed) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise InputError(f"{where}: not valid base64 ({error}); encode the whole file again") from None
+
+
+def data_url(data: bytes) -> str:
+    """Return the bytes of a picture as a `data:` URL."""
+    return f"data:image/{format_of(data).lower()};base64,{base64.b64encode(data).decode()}"

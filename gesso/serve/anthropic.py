@@ -6,14 +6,17 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gesso.chat.answer import Answer, ToolCall
+from gesso.chat.image_parts import REFUSED
+from gesso.images.budgets import BUDGETS
 from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import ChatFields, Common, Count, Fields, Ignored, LenientFields, Stop, example
 from gesso.serve.generation import Generation
 from gesso.serve.http.sse import event
+from gesso.serve.image_parts import base64_part, content_of, image_part
 from gesso.serve.models import ServedModel
 from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.protocol import Ended
@@ -38,18 +41,29 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 
 def _blocks(*kinds: str) -> BeforeValidator:
-    """Return a validator that turns text into a block and rejects blocks of other kinds, such as images."""
+    """Return a validator that turns text into a block and rejects blocks of other kinds, such as documents."""
 
     def check(value: Any) -> Any:
         if isinstance(value, str):
             return [{"type": "text", "text": value}]
         for index, block in enumerate(value if isinstance(value, list) else ()):
             kind = block.get("type") if isinstance(block, dict) else None
+            if isinstance(kind, str) and kind not in kinds and kind in REFUSED:
+                raise ValueError(f"block {index}: {REFUSED[kind]}")
             if kind not in kinds:
                 raise ValueError(f"block {index} has the type {kind!r:.100}; supported are {', '.join(kinds)}")
         return value
 
     return BeforeValidator(check, json_schema_input_type=str | list[dict[str, Any]])
+
+
+def _check_tokens(tokens: int) -> int:
+    if tokens not in BUDGETS:
+        raise ValueError(f"expected one of {', '.join(map(str, BUDGETS))}, got {tokens}")
+    return tokens
+
+
+Tokens = Annotated[int, AfterValidator(_check_tokens)]
 
 
 class TextBlock(LenientFields):
@@ -58,6 +72,32 @@ class TextBlock(LenientFields):
 
 
 TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True), _blocks("text")]
+
+
+class Base64Source(LenientFields):
+    type: Literal["base64"]
+    data: str
+    media_type: str | None = Field(default=None, description="No effect: the contents decide.")
+
+
+class UrlSource(LenientFields):
+    type: Literal["url"]
+    url: str
+
+
+class ImageBlock(LenientFields):
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+    tokens: Tokens | None = Field(default=None, description="Tokens that the image may become.")
+
+    def part(self, where: str) -> dict[str, Any]:
+        """Return the image as a part of a chat message."""
+        if isinstance(self.source, UrlSource):
+            return image_part(self.source.url, f"{where}.source.url", self.tokens)
+        return base64_part(self.source.data, f"{where}.source.data", self.tokens)
+
+
+ResultBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
 
 
 class ThinkingBlock(LenientFields):
@@ -76,11 +116,19 @@ class ToolUseBlock(LenientFields):
 class ToolResultBlock(LenientFields):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextBlocks = []
+    content: Annotated[list[ResultBlock], Field(fail_fast=True), _blocks("text", "image")] = []
     is_error: bool = False
 
+    def parts(self, where: str) -> Iterator[dict[str, Any]]:
+        """Yield the result as parts of a chat message."""
+        if self.is_error:
+            yield _text_block("Error: ")
+        for index, block in enumerate(self.content):
+            place = f"{where}.content[{index}]"
+            yield block.part(place) if isinstance(block, ImageBlock) else _text_block(block.text)
 
-Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+
+Block = Annotated[TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
 
 
 class MessageFields(LenientFields):
@@ -88,25 +136,28 @@ class MessageFields(LenientFields):
     content: Annotated[
         list[Block],
         Field(fail_fast=True),
-        _blocks("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+        _blocks("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result"),
     ]
 
-    def chat_messages(self) -> Iterator[dict[str, Any]]:
-        """Yield the messages of a chat: one per tool result, and one with the text and the calls."""
-        results, texts, calls = [], [], []
-        for block in self.content:
+    def chat_messages(self, where: str) -> Iterator[dict[str, Any]]:
+        """Yield the messages of a chat: one per tool result, and one with texts, images and calls."""
+        results, parts, calls = [], list[dict[str, Any]](), []
+        for index, block in enumerate(self.content):
+            place = f"{where}.content[{index}]"
             match block:
                 case TextBlock():
-                    texts.append(block)
+                    parts.append(_text_block(block.text))
+                case ImageBlock():
+                    parts.append(block.part(place))
                 case ToolUseBlock():
                     function = {"name": block.name, "arguments": block.input}
                     calls.append({"id": block.id, "type": "function", "function": function})
                 case ToolResultBlock():
-                    text = ("Error: " if block.is_error else "") + _text(block.content)
-                    results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
+                    content = content_of(block.parts(place))
+                    results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
         yield from results
-        if texts or calls or not results:
-            yield {"role": self.role, "content": _text(texts), "tool_calls": calls}
+        if parts or calls or not results:
+            yield {"role": self.role, "content": content_of(parts), "tool_calls": calls}
 
 
 class ToolFields(LenientFields):
@@ -170,9 +221,12 @@ class MessagesFields(Common):
 
     def to_chat(self) -> ChatFields:
         system = [{"role": "system", "content": _text(self.system)}] if self.system else []
+        messages = [
+            each for index, message in enumerate(self.messages) for each in message.chat_messages(f"messages[{index}]")
+        ]
         chat = {name: getattr(self, name) for name in (*Common.model_fields, "max_tokens")}
         chat |= {
-            "messages": [*system, *(each for message in self.messages for each in message.chat_messages())],
+            "messages": [*system, *messages],
             "stop": self.stop_sequences,
             "tools": [tool.chat_tool() for tool in self.tools],
             "tool_choice": self.tool_choice.chat_choice(),

@@ -249,7 +249,9 @@ class ChosenTool(Fields):
 class ChatFields(Choices):
     model_config = example({"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 64})
 
-    messages: Objects
+    messages: Objects = Field(
+        description="A content is text, or a list of parts: text, and image_url if the model sees images."
+    )
     max_completion_tokens: Count | None = Field(default=None, description="Like max_tokens; the smaller one counts.")
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

@@ -48,6 +48,7 @@ class Job:
     mailbox: Mailbox
     index: int = 0  # of the choice in its HTTP request
     adapter: str | None = None
+    images: bytes = b""  # prepared; the jobs of a request share them
     constraint: bytes = b""  # compiled
     attempt: int = 0  # at a valid answer
     spent: Counter[str] = field(default_factory=Counter)  # usage of earlier attempts
@@ -63,7 +64,7 @@ class Job:
         return self.prepared.prompt_tokens + self.prepared.max_new_tokens
 
     def frame(self) -> bytes:
-        return submit_frame(self.id, self.prepared.payload, self.constraint, self.attempt)
+        return submit_frame(self.id, self.prepared.payload, self.images + self.constraint, self.attempt)
 
     def try_again(self, usage: Mapping[str, int]) -> None:
         """Begin another attempt, after one that has this usage."""

@@ -32,6 +32,7 @@ class Metrics:
             "denoising_steps": counter("denoising_steps", "Denoising steps of all canvases"),
             "canvases": counter("canvases", "Finished canvases"),
         }
+        self.images = counter("images", "Images in accepted requests")
         self.waiting = gauge("requests_waiting", "Requests waiting for the engine")
         self.running = gauge("requests_running", "Requests sent to the engine")
         self.rejected = counter("requests_rejected", "Requests rejected because the queue is full")
@@ -51,6 +52,8 @@ class Metrics:
             "captures": counter("engine_captures", "Passes captured as CUDA graphs", "model"),
             "compilations": counter("engine_compilations", "Kernels compiled", "model"),
             "kernel_loads": counter("engine_kernel_loads", "Compiled kernels read from the cache on disk", "model"),
+            "images_read": counter("engine_images_read", "Images read by the vision tower", "model"),
+            "images_kept": counter("engine_images_kept", "Images that the tower had read before", "model"),
         }
         self._beats: dict[str, Heartbeat] = {}  # the last one by model
         ProcessCollector(registry=registry)  # memory and open files of the server process

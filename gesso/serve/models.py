@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from gesso.chat.tokenizer import Tokenizer
+from gesso.checkpoint.source import locate
 from gesso.serve.errors import ApiError
 from gesso.serve.generation import Check
 from gesso.serve.jobs import Job, Mailbox
@@ -33,11 +34,17 @@ class ServedModel:
         ready = self.supervisor.ready
         return self.frontend.longest if ready is None else ready.max_length
 
+    @property
+    def sees(self) -> bool:
+        """Whether the model sees images. While it loads, whether it may."""
+        ready = self.supervisor.ready
+        return self.frontend.may_see and (ready is None or ready.vision)
+
 
 class Models:
     def __init__(self, settings: ServerSettings, metrics: Metrics) -> None:
         per_model = [settings, *(_bundled(settings, name) for name in settings.also)]
-        self.stored = ResponseStore(settings.limits)
+        self.stored = ResponseStore(settings.limits, settings.body_bytes)
         self.all = [ServedModel(each, metrics, self.stored) for each in per_model]
         self.main = self.all[0]
         self.pool = PreparePool(per_model)
@@ -55,7 +62,9 @@ class Models:
         """Run the task of an endpoint in the prepare process. Return a JSON head and a blob."""
         contexts = {model.frontend.name: model.context for model in self.all}
         adapters = {model.frontend.name: list(model.frontend.adapters) for model in self.all}
-        return await self.pool.prepare(endpoint, body, client, contexts, adapters, partial(self.stored.fetch, client))
+        sees = {model.frontend.name: model.sees for model in self.all}
+        fetch = partial(self.stored.fetch, client)
+        return await self.pool.prepare(endpoint, body, client, contexts, adapters, sees, fetch)
 
     async def prepare_jobs(
         self, endpoint: str, body: bytes, client: str
@@ -75,6 +84,7 @@ class Models:
                 mailbox=mailbox,
                 index=index,
                 adapter=request.adapter,
+                images=request.images,
                 constraint=compiled,
             )
             for index, prepared in enumerate(request.jobs)
@@ -106,6 +116,12 @@ class Models:
             if model.supervisor.started:
                 await model.supervisor.stop()
         await self.pool.stop()
+
+
+def with_images(settings: ServerSettings) -> ServerSettings:
+    """Return the settings with `images` set, from the configuration of the checkpoint alone."""
+    engine = settings.engine
+    return replace(settings, images=not engine.text_only and locate(engine.model).config.has_image_tokens)
 
 
 def _bundled(settings: ServerSettings, name: str) -> ServerSettings:

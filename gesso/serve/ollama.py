@@ -28,6 +28,7 @@ from gesso.serve.fields import (
     example,
 )
 from gesso.serve.generation import Generation
+from gesso.serve.image_parts import base64_part, content_of
 from gesso.serve.models import ServedModel
 from gesso.serve.prepare.request import PreparedRequest
 
@@ -42,13 +43,9 @@ def error_body(error: ApiError) -> dict[str, Any]:
 # --- fields -----------------------------------------------------------------------------------------------------------
 
 
-def _reject_images(images: list[Any]) -> list[Any]:
-    if images:
-        raise ValueError("input is text; remove the images")
-    return images
-
-
-Images = Annotated[list[Any], AfterValidator(_reject_images)]
+Images = Annotated[
+    list[str], Field(fail_fast=True, description="Image files in base64. The model sees them before the text.")
+]
 ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
 
 
@@ -100,8 +97,9 @@ class OllamaMessage(LenientFields):
     tool_name: str | None = None
     name: str | None = Field(default=None, description="An older form of tool_name.")
 
-    def chat_message(self) -> dict[str, Any]:
-        found = {"role": self.role, "content": self.content, "tool_calls": self.tool_calls}
+    def chat_message(self, where: str) -> dict[str, Any]:
+        content = _content(self.images, self.content, f"{where}.images")
+        found = {"role": self.role, "content": content, "tool_calls": self.tool_calls}
         return found | {"name": self.tool_name or self.name}
 
 
@@ -113,7 +111,7 @@ class OllamaChatFields(OllamaFields):
 
     def translated(self) -> ChatFields | None:
         """Return the request as a chat, or None if it only loads the model."""
-        messages = [message.chat_message() for message in self.messages]
+        messages = [message.chat_message(f"messages[{index}]") for index, message in enumerate(self.messages)]
         return self.chat(messages, self.tools) if messages else None
 
 
@@ -131,7 +129,7 @@ class OllamaGenerateFields(OllamaFields):
     @model_validator(mode="after")
     def _check_plain(self) -> Self:
         plain = "raw" if self.raw else "suffix"
-        given = [name for name in ("system", "format", "think") if getattr(self, name)]
+        given = [name for name in ("system", "format", "think", "images") if getattr(self, name)]
         if (self.raw or self.suffix) and given:
             raise ValueError(f"{given[0]} is not supported together with {plain}")
         return self
@@ -141,7 +139,15 @@ class OllamaGenerateFields(OllamaFields):
         if self.raw or self.suffix:
             return CompletionFields.model_validate({**self.common(), "prompt": self.prompt, "suffix": self.suffix})
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return self.chat([*system, {"role": "user", "content": self.prompt}], []) if self.prompt else None
+        if not self.prompt and not self.images:
+            return None
+        return self.chat([*system, {"role": "user", "content": _content(self.images, self.prompt, "images")}], [])
+
+
+def _content(images: list[str], text: str, where: str) -> str | list[dict[str, Any]]:
+    """Return the content of a chat message."""
+    parts = [base64_part(data, f"{where}[{index}]") for index, data in enumerate(images)]
+    return content_of([*parts, {"type": "text", "text": text}] if text else parts)
 
 
 class ShowFields(LenientFields):
@@ -170,15 +176,15 @@ def list_entry(name: str, since: float) -> dict[str, Any]:
     return entry | {"details": DETAILS}
 
 
-def description(context: int) -> dict[str, Any]:
-    """Return the answer of /api/show for a model with this context."""
+def description(context: int, sees: bool) -> dict[str, Any]:
+    """Return the answer of /api/show for a model with this context, which `sees` images or not."""
     return {
         "modelfile": "",
         "parameters": "",
         "template": "",
         "details": DETAILS,
         "model_info": {"general.architecture": FAMILY, f"{FAMILY}.context_length": context},
-        "capabilities": ["completion", "insert", "tools", "thinking"],
+        "capabilities": ["completion", "insert", "tools", "thinking", *(["vision"] if sees else [])],
     }
 
 

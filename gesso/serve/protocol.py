@@ -1,7 +1,8 @@
 """Messages between the server and its engine process.
 
-A message is one frame on a pipe: the sizes of its two parts, a JSON object, and a blob that belongs to it (the compiled
-constraint of a request). The server forwards the payloads that `prepare` encoded to the engine without decoding them.
+A message is one frame on a pipe: the sizes of its two parts, a JSON object, and a blob that belongs to it (the prepared
+images and the compiled constraint of a request). The server forwards the payloads that `prepare` encoded to the engine
+without decoding them.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Constraint:
-    """A compiled constraint, identified by the hash of its source. The message's blob holds the automaton."""
+    """A compiled constraint, identified by the hash of its source. The message's blob ends with the automaton."""
 
     key: str
     tools: bool  # whether it has tags of tool calls or thoughts, which are special tokens
@@ -36,6 +37,7 @@ class Submit:
     choices: Sequence[Sequence[int]] = field(default_factory=list)  # texts to compare after the prompt
     ends: bool = False  # whether the choices are whole answers
     echo: tuple[int, int] | None = None  # score the prompt: number of top log-probabilities, and of tokens to add
+    images: Sequence[Sequence[int]] = field(default_factory=list)  # shapes; the blob begins with the pixels
     attempt: int = 0  # at a valid answer; each has its own seed
 
     @property
@@ -84,6 +86,7 @@ class Ready:
     fixed_bytes: int = 0  # expected size of weights and workspace
     budget_bytes: int = 0  # memory for weights, workspace and KV cache
     decode: str = ""  # how requests are written that leave it open, and the reason
+    vision: bool = False  # whether the model sees images
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,8 @@ class Heartbeat:
     captures: int = 0  # passes captured so far
     compilations: int = 0  # kernels compiled so far
     kernel_loads: int = 0  # compiled kernels read from disk so far
+    images_read: int = 0  # by the vision tower so far
+    images_kept: int = 0  # uses of images so far that the tower had read before
 
 
 @dataclass(frozen=True)
@@ -193,7 +198,7 @@ _KINDS = {kind.__name__: kind for kind in Message.__args__}
 # --- frames -----------------------------------------------------------------------------------------------------------
 
 SIZES = struct.Struct(">II")
-FRAME_BYTES = 64 * 2**20  # limit for each part of a frame; the limits on requests keep frames far below it
+FRAME_BYTES = 256 * 2**20  # limit for each part of a frame; the limits on requests keep frames far below it
 
 
 class FrameTooLarge(Exception):

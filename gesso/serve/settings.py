@@ -43,7 +43,8 @@ class Limits:
     total_tokens: int | None = None  # of all waiting and running requests; by default unlimited
     choices: int = 16  # `n` of one request
     max_adapters: int = 32  # loaded at once, those of `--adapter` included
-    body_bytes: int = 8 * 2**20
+    body_bytes: int = 8 * 2**20  # without images
+    image_bytes: int = 96 * 2**20  # of the images of one request: as sent, as fetched, and as the model reads them
     timeout: float = 600.0  # seconds for an answer, including the time in the queue
     head_timeout: float = 10.0  # seconds for a client to send a complete request head
     io_timeout: float = 30.0  # seconds for a client to send its body, or to read a part of the answer
@@ -87,11 +88,18 @@ class ServerSettings:
     strict: bool = False  # reject fields that would be ignored with a warning
     hosts: tuple[str, ...] | None = None  # accepted values of the Host header; None accepts any
     adapter_dir: str | None = None  # requests may load the adapters in this directory; None: they may load none
+    remote_images: bool = False  # fetch the images whose URLs are in requests
+    images: bool = False  # whether the model may see images; the server finds out
 
     @property
     def shared(self) -> bool:
         """Whether the server can distinguish clients, by several keys or by remote addresses."""
         return len(self.keys) > 1 or (not self.keys and self.hosts is None)
+
+    @property
+    def body_bytes(self) -> int:
+        """The most bytes of a body."""
+        return self.limits.body_bytes + (self.limits.image_bytes if self.images else 0)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(replace(self, keys=()))  # only the server process needs the keys

@@ -146,6 +146,7 @@ def _read_image(engine: Engine) -> None:
     diffusion = Diffusion(steps=1, stopping="fixed")
     _run(engine, [[Request(prompt=prompt, images=(image,), max_new_tokens=1, diffusion=diffusion)]])
     engine.runner.seen.held.clear()
+    engine.runner.seen.read = 0
 
 
 def _request(prompt: int, seed: int, new: int, **settings: Any) -> Request:

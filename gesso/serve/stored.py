@@ -31,8 +31,9 @@ class ResponseStore:
     most loses its oldest response, so no client can displace the responses of another that holds less.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits, longest: int | None = None) -> None:
+        """`longest`: the most bytes of a conversation that a request continues; by default those of a body."""
+        self.limits, self.longest = limits, limits.body_bytes if longest is None else longest
         self._clients: dict[str, OrderedDict[str, StoredResponse]] = {}
         self._bytes: Counter[str] = Counter()  # by client
         self._lock = threading.Lock()  # answers are formatted, and stored, in threads
@@ -68,8 +69,8 @@ class ResponseStore:
             response = self.get(client, previous, param="previous_response_id")
             lines += [response.items, response.output]
         lines += [self.get(client, id, param="input").output for id in others]
-        if sum(map(len, lines)) > self.limits.body_bytes:
-            message = f"the stored conversation exceeds the limit of {self.limits.body_bytes} bytes; send a shorter one"
+        if sum(map(len, lines)) > self.longest:
+            message = f"the stored conversation exceeds the limit of {self.longest} bytes; send a shorter one"
             raise ApiError(413, message, code="body_too_large")
         return b"\n".join(lines)
 

@@ -22,12 +22,14 @@ from typing import Any
 import torch
 
 from gesso.api import Gesso
+from gesso.chat.prompt import Prompt
 from gesso.engine.decision import decision_request
 from gesso.engine.driver import PlanRun
 from gesso.engine.events import Commit, Done, Draft, Event, Likely, Result, Scored
 from gesso.engine.plan import Echo, Plan, compare, echo, retry_seed
 from gesso.engine.request import Request
 from gesso.errors import GessoError, InputError
+from gesso.images.image import Image
 from gesso.infill.edit import edit
 from gesso.infill.infill import infill
 from gesso.infill.results import EditResult
@@ -35,6 +37,7 @@ from gesso.info.device import resident_bytes
 from gesso.serve import startup
 from gesso.serve.adapter_loader import AdapterLoader
 from gesso.serve.drafts import drafted
+from gesso.serve.packed_images import unpack
 from gesso.serve.pipe import BEAT_SECONDS, Delivery, Inbox, Pipe, Send, beat, read
 from gesso.serve.protocol import (
     Broken,
@@ -116,7 +119,8 @@ class Worker:
         device = torch.cuda.memory_reserved(self.model.model.device) if self.model.model.device.type == "cuda" else 0
         requests = len(self.jobs), len(self.engine.running)
         memory = self.engine.cache.nbytes, resident_bytes()[0], device
-        self.status = Heartbeat(began, *requests, *memory, **asdict(self.engine.runner.backend.counts))
+        seen, counts = self.engine.runner.seen, asdict(self.engine.runner.backend.counts)
+        self.status = Heartbeat(began, *requests, *memory, **counts, images_read=seen.read, images_kept=seen.kept)
         if send:
             self.send(self.status)
 
@@ -142,7 +146,7 @@ class Worker:
     def submit(self, job: Job, blob: bytes) -> None:
         asked = job.asked
         # Work whose duration a client chooses runs in the side thread. A plain request must not wait behind it.
-        aside = asked.hole is not None or asked.constraint is not None
+        aside = asked.hole is not None or asked.constraint is not None or bool(asked.images)
         job.run = self.driver.submit(
             self.plan(job, blob),
             at_once=self.share,
@@ -162,7 +166,7 @@ class Worker:
             eos, usual = frozenset(defaults.eos_token_ids if asked.ends else ()), defaults.max_new_tokens
             limit, adapter = self.model.max_length, asked.adapter
             request = decision_request(asked.prompt, asked.choices, eos, self.model.config, usual, limit, adapter)
-            return (yield from compare(request))
+            return (yield from compare(replace(request, images=self.images(asked, blob)[0])))
         if hole is None:
             request = self.request(asked, blob)
             job.constrained = request.guide is not None
@@ -172,8 +176,15 @@ class Worker:
             return (yield from edit(self.model, **hole, method="auto", context=None, **options))
         return (yield from infill(self.model, **hole, method="auto", lengths=None, context=None, **options))
 
-    def request(self, asked: Submit, compiled: bytes = b"") -> Request:
-        guide = None
+    def images(self, asked: Submit, blob: bytes) -> tuple[tuple[Image, ...], bytes]:
+        """Return the images of a request, and the rest of its blob."""
+        images, rest = unpack(asked.images, blob)
+        for image in images:
+            _ = image.digest  # computed here, in the side thread: hashing 100 MB would delay a step
+        return images, rest
+
+    def request(self, asked: Submit, blob: bytes = b"") -> Request:
+        guide, (images, compiled) = None, self.images(asked, blob)
         if (constraint := asked.constraint) is not None:
             guide = self.model.guides.restored(constraint.key, compiled, tools=constraint.tools)
         options = dict(asked.options)
@@ -181,9 +192,8 @@ class Worker:
         if asked.attempt:
             options["seed"] = retry_seed(options["seed"], asked.attempt)
         optional = asked.constraint is not None and asked.constraint.optional
-        request = self.model.request(
-            asked.prompt, guide=guide, guide_optional=optional, adapter=asked.adapter, **options
-        )
+        prompt = Prompt(asked.prompt, images)
+        request = self.model.request(prompt, guide=guide, guide_optional=optional, adapter=asked.adapter, **options)
         if request.guide is not None:
             request.reach.check()  # computes tables for pins, which takes a while; `Engine.submit` checks the rest
         return request
@@ -291,7 +301,8 @@ def main() -> None:
     limits = len(engine.scheduler.rows), engine.max_length, engine.scheduler.prefill
     worker = Worker(model, send)
     sizes = choice.fixed_bytes, choice.budget_bytes
-    send(Ready(device, dtype, settings.quantize, *limits, choice.why, *sizes, model.decoding.summary))
+    vision = model.model.vision is not None
+    send(Ready(device, dtype, settings.quantize, *limits, choice.why, *sizes, model.decoding.summary, vision))
     worker.run(inbox)
 
 

@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from gesso.serve.studio_files import files
 from gesso.trace.run import Run
 
-STYLES = ("base.css", "canvas.css", "trace.css")
+STYLES = ("base.css", "canvas.css", "graph.css", "trace.css")
 # In the order of their imports, because they are joined into one module.
-MODULES = ("dom.js", "recording.js", "canvas-view.js", "timeline.js", "inspector.js", "run-panel.js", "trace.js")
+MODULES = (
+    "dom.js", "recording.js", "canvas-view.js", "timeline.js", "inspector.js", "graph.js", "run-panel.js", "trace.js",
+)  # fmt: skip
 
 
 def page(run: Run) -> str:

@@ -1,7 +1,9 @@
 """The official Anthropic client: messages, streams, tools and token counts."""
 
+import base64
+
 import anthropic
-from checks import KEY, MODEL, QUESTION, WEATHER, is_text, is_weather, run
+from checks import KEY, MODEL, QUESTION, SEEING_MODEL, WEATHER, differ, is_text, is_weather, run
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 TOOL = {"name": "get_weather", "description": "Weather of a city", "input_schema": WEATHER}
@@ -59,4 +61,34 @@ def errors(url):
         raise AssertionError("an unknown model was accepted")
 
 
-run(messages, stream, tools, streamed_tools, count_tokens, errors)
+def image_of(file):
+    data = base64.b64encode(file).decode()
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+
+def images(url):
+    def ask(file):
+        content = [image_of(file), {"type": "text", "text": "Which colour?"}]
+        asked = [{"role": "user", "content": content}]
+        options = {"model": SEEING_MODEL, "max_tokens": 16, "extra_body": {"seed": 1}}
+        return client(url).messages.create(messages=asked, **options).content[0].text
+
+    differ(ask)
+
+
+def images_of_tools(url):
+    def ask(file):
+        call = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Paris"}}
+        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [image_of(file)]}
+        turns = [
+            {"role": "user", "content": "What is the weather in Paris?"},
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ]
+        options = {"model": SEEING_MODEL, "max_tokens": 16, "extra_body": {"seed": 1}}
+        return client(url).messages.create(messages=turns, **options).content[0].text
+
+    differ(ask)
+
+
+run(messages, stream, tools, streamed_tools, count_tokens, errors, seeing=[images, images_of_tools])

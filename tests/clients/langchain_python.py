@@ -1,13 +1,28 @@
 """LangChain's OpenAI integration, over chat completions and over responses."""
 
-from checks import KEY, MODEL, PERSON, QUESTION, WEATHER, is_person, is_text, is_weather, run
+import base64
+
+from checks import (
+    KEY,
+    MODEL,
+    PERSON,
+    QUESTION,
+    SEEING_MODEL,
+    WEATHER,
+    data_url,
+    differ,
+    is_person,
+    is_text,
+    is_weather,
+    run,
+)  # fmt: skip
 from langchain_openai import ChatOpenAI
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": WEATHER}}
 
 
 def model(url, **more):
-    return ChatOpenAI(base_url=f"{url}/v1", api_key=KEY, model=MODEL, max_retries=0, **more)
+    return ChatOpenAI(**{"base_url": f"{url}/v1", "api_key": KEY, "model": MODEL, "max_retries": 0, **more})
 
 
 def chat(url):
@@ -42,4 +57,29 @@ def responses_stream(url):
     is_text("".join(chunk.text for chunk in chunks))
 
 
-run(chat, stream, structured, tools, responses, responses_tools, responses_stream)
+def images(url):
+    seeing = model(url, model=SEEING_MODEL, max_tokens=16, seed=1, use_responses_api=False)
+
+    def by_url(file):
+        image = {"type": "image_url", "image_url": {"url": data_url(file)}}
+        return seeing.invoke([("user", [image, {"type": "text", "text": "Which colour?"}])]).content
+
+    def by_base64(file):
+        image = {"type": "image", "base64": base64.b64encode(file).decode(), "mime_type": "image/png"}
+        return seeing.invoke([("user", [image, {"type": "text", "text": "Which colour?"}])]).content
+
+    differ(by_url)
+    differ(by_base64)
+
+
+def responses_images(url):
+    seeing = model(url, model=SEEING_MODEL, max_tokens=16, use_responses_api=True, extra_body={"seed": 1})
+
+    def ask(file):
+        image = {"type": "image", "base64": base64.b64encode(file).decode(), "mime_type": "image/png"}
+        return seeing.invoke([("user", [image, {"type": "text", "text": "Which colour?"}])]).text
+
+    differ(ask)
+
+
+run(chat, stream, structured, tools, responses, responses_tools, responses_stream, seeing=[images, responses_images])

@@ -1,7 +1,7 @@
 """The official Ollama client."""
 
 import ollama
-from checks import MODEL, PERSON, QUESTION, WEATHER, is_person, is_text, is_weather, run
+from checks import MODEL, PERSON, QUESTION, SEEING_MODEL, WEATHER, differ, is_person, is_text, is_weather, run
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": WEATHER}}
@@ -51,4 +51,19 @@ def errors(url):
         raise AssertionError("an unknown model was accepted")
 
 
-run(chat, stream, generate, structured, tools, models, errors)
+def images(url):
+    client, options = ollama.Client(host=url), {"seed": 1, "num_predict": 16}
+
+    def chat(file):
+        message = {"role": "user", "content": "Which colour?", "images": [file]}
+        return client.chat(model=SEEING_MODEL, messages=[message], options=options).message.content
+
+    def generate(file):
+        return client.generate(model=SEEING_MODEL, prompt="Which colour?", images=[file], options=options).response
+
+    differ(chat)
+    differ(generate)
+    assert "vision" in client.show(SEEING_MODEL).capabilities
+
+
+run(chat, stream, generate, structured, tools, models, errors, seeing=[images])

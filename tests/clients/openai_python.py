@@ -1,7 +1,21 @@
 """The official OpenAI client: chat, streams, structured output, tools, responses, and fields without effect."""
 
 import openai
-from checks import KEY, MODEL, PERSON, QUESTION, WEATHER, is_person, is_text, is_weather, run
+from checks import (
+    KEY,
+    MODEL,
+    PERSON,
+    QUESTION,
+    RED,
+    SEEING_MODEL,
+    WEATHER,
+    data_url,
+    differ,
+    is_person,
+    is_text,
+    is_weather,
+    run,
+)  # fmt: skip
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": WEATHER}}
@@ -96,7 +110,34 @@ def errors(url):
         raise AssertionError("an unknown model was accepted")
 
 
+def images(url):
+    def ask(file):
+        image = {"type": "image_url", "image_url": {"url": data_url(file), "detail": "low"}}
+        messages = [{"role": "user", "content": [image, {"type": "text", "text": "Which colour?"}]}]
+        answer = client(url).chat.completions.create(model=SEEING_MODEL, messages=messages, seed=1, max_tokens=16)
+        return answer.choices[0].message.content
+
+    differ(ask)
+    assert next(iter(client(url).models.list())).vision is True
+
+
+def responses_images(url):
+    def ask(file):
+        image = {"type": "input_image", "image_url": data_url(file), "detail": "auto"}
+        given = [{"role": "user", "content": [image, {"type": "input_text", "text": "Which colour?"}]}]
+        return respond(input=given).output_text
+
+    def respond(**more):
+        return client(url).responses.create(model=SEEING_MODEL, max_output_tokens=16, extra_body={"seed": 1}, **more)
+
+    differ(ask)
+    image = {"type": "input_image", "image_url": data_url(RED), "detail": "auto"}
+    first = respond(input=[{"role": "user", "content": [image]}])
+    again = respond(input="Which colour?", previous_response_id=first.id)
+    assert again.usage.input_tokens > first.usage.input_tokens
+
+
 run(
     chat, stream, sampling_hints, structured, tools, responses, responses_stream, responses_tools,
-    completions_and_models, errors,
+    completions_and_models, errors, seeing=[images, responses_images],
 )  # fmt: skip

@@ -1,17 +1,21 @@
-"""`make test-clients`: run real clients against `gesso serve` with the bundled model, and print a table.
+"""`make test-clients`: run real clients against `gesso serve`, and print a table.
+
+One server has the bundled model, and another one a small random model that sees images.
 
 Each Python client is installed into a virtual environment of its own, because their dependencies conflict. The
-JavaScript clients need `node` and `npm`. `--only NAME` runs some of the clients, `--url URL` uses a running server.
+JavaScript clients need `node` and `npm`. `--only NAME` runs some of the clients, `--url URL` uses a running server and
+shows it no images.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from gesso.bench.server import running_server
-from tests.clients.checks import MODEL
+from tests.clients.checks import MODEL, SEEING_MODEL
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(".clients")
@@ -45,10 +49,21 @@ def main() -> None:
     for name in names:
         install(name)
     if asked.url:
-        sys.exit(not check(asked.url, names))
-    with running_server("--device", "cpu", "--name", MODEL) as server:
-        server.wait_ready()
-        sys.exit(not check(server.url, names))
+        sys.exit(not check([asked.url], names))
+    with (
+        tempfile.TemporaryDirectory(prefix="gesso-") as directory,
+        running_server("--device", "cpu", "--name", MODEL) as server,
+        running_server("--device", "cpu", "--name", SEEING_MODEL, "-m", str(seeing_model(directory))) as seeing,
+    ):
+        for each in (server, seeing):
+            each.wait_ready()
+        sys.exit(not check([server.url, seeing.url], names))
+
+
+def seeing_model(directory: str) -> Path:
+    from tests.tiny import make
+
+    return make(Path(directory) / "model", sees=True)
 
 
 def install(name: str) -> None:
@@ -67,17 +82,17 @@ def interpreter(name: str) -> str:
     return str(ENVIRONMENTS / name / "bin" / "python")
 
 
-def check(url: str, names: list[str]) -> bool:
+def check(urls: list[str], names: list[str]) -> bool:
     """Run the clients and print the table. Return whether all checks passed."""
     print("| client | version | checks |\n|---|---|---|")
-    outcomes = [report(name, run(url, name)) for name in names]
+    outcomes = [report(name, run(urls, name)) for name in names]
     return all(outcomes)
 
 
-def run(url: str, name: str) -> list[dict[str, str]]:
+def run(urls: list[str], name: str) -> list[dict[str, str]]:
     script = ["node", str(HERE / f"{name}.mjs")] if name in NODE else [interpreter(name), str(HERE / f"{name}.py")]
     try:
-        done = subprocess.run([*script, url], capture_output=True, text=True, timeout=LIMIT)
+        done = subprocess.run([*script, *urls], capture_output=True, text=True, timeout=LIMIT)
     except (OSError, subprocess.TimeoutExpired) as error:
         return [{"check": "start", "error": str(error)}]
     sys.stderr.write(done.stderr)

@@ -129,7 +129,7 @@ def test_counted_tokens_are_the_prompt_tokens_of_an_answer(server):
 
 def test_a_limit_beyond_the_context_is_lowered(tiny):
     settings = ServerSettings(engine=EngineSettings(model=str(tiny.directory)), name="tiny")
-    task = {"endpoint": "anthropic", "contexts": {"tiny": 256}}
+    task = {"endpoint": "anthropic", "contexts": {"tiny": 256}, "sees": {"tiny": False}}
     head, blob = endpoints.run(
         task, json.dumps({"messages": HELLO, "max_tokens": 10**6}).encode(), [ModelFrontend(settings)]
     )
@@ -144,7 +144,7 @@ ERRORS = [
     ({"model": "claude"}, 404, "not_found_error", "there is no model 'claude'"),
     ({"nonsense": 1}, 400, "invalid_request_error", "nonsense"),
     ({"messages": [{"role": "user", "content": "word " * 4000}]}, 400, "invalid_request_error", "context"),
-    ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error", "'image'"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error", "'tiny' sees no images"),
     ({"diffusion": {"drafts": True}}, 400, "invalid_request_error", "drafts"),
 ]
 
@@ -253,7 +253,8 @@ def test_fields_without_an_effect_are_accepted():
 
 
 REJECTED = [
-    ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content", "'document'"),
+    ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content", "files are not read"),
+    ({"messages": [{"role": "user", "content": [{"type": "video_clip"}]}]}, "messages.0.content", "'video_clip'"),
     ({"system": [IMAGE]}, "system", "'image'"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type", "custom"),
     ({"tool_choice": {"type": "tool"}}, "tool_choice", "name"),

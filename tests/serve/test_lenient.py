@@ -55,7 +55,7 @@ def frontends(served_model):
 def prepared(frontends, body, strict=False, endpoint="chat"):
     """The outcome of preparing a request: a PreparedRequest, or the error of a rejected one."""
     asked = ({"messages": HELLO} if endpoint == "chat" else {"prompt": "Hello"}) | {"max_tokens": 8} | body
-    task = {"endpoint": endpoint, "contexts": {"tiny": CONTEXT}}
+    task = {"endpoint": endpoint, "contexts": {"tiny": CONTEXT}, "sees": {"tiny": False}}
     head, blob = run(task, json.dumps(asked).encode(), [frontends[strict]])
     return json.loads(head)["error"] if head.startswith(b'{"error"') else PreparedRequest.decode(head, blob)
 

@@ -46,7 +46,7 @@ async def compile(pool, client, regex):
 
 
 def tokenize(pool, client, body):
-    return pool.prepare("tokenize", body, client, {"tiny": 100}, {})
+    return pool.prepare("tokenize", body, client, {"tiny": 100}, {}, {"tiny": False})
 
 
 async def settle():

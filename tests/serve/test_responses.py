@@ -342,7 +342,7 @@ def test_langchain_calls_tools_and_continues(server):
 def prepare(body, tiny, **limits):
     """Prepare a request in this process."""
     settings = ServerSettings(engine=EngineSettings(model=str(tiny.directory)), limits=Limits(**limits), name="tiny")
-    task = {"endpoint": "responses", "contexts": {"tiny": 256}, "fetch": None}
+    task = {"endpoint": "responses", "contexts": {"tiny": 256}, "sees": {"tiny": False}, "fetch": None}
     return endpoints.run(task, json.dumps(body).encode(), [ModelFrontend(settings)])
 
 
@@ -350,7 +350,12 @@ USER = {"role": "user", "content": "x"}
 REJECTED = [
     ({"input": []}, "input"),
     ({"input": [{"role": "nobody", "content": "x"}]}, "input[0].role"),
-    ({"input": [USER, {"role": "user", "content": [{"type": "input_image"}]}]}, "input[1].content[0]"),
+    ({"input": [USER, {"role": "user", "content": [{"type": "input_image"}]}]}, "input[1].content[0].image_url"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+        "input[0].content[0].image_url",
+    ),
+    ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, "input[0].content[0]"),
     ({"input": [USER, {"type": "computer_call"}]}, "input[1].type"),
     ({"input": [USER, {"type": "function_call", "name": "f", "call_id": "c", "arguments": "["}]}, "input[1].arguments"),
     ({"input": [USER, {"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input"),

@@ -288,7 +288,8 @@ REJECTED = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"stop": [""]}, "stop.0"),
     ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
 ]
 
 

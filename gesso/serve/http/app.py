@@ -41,7 +41,7 @@ from gesso.serve.http.sse import EVENTS, LINES, EventStream
 from gesso.serve.http.studio_routes import add_studio
 from gesso.serve.leniency import warning_headers
 from gesso.serve.metrics import CONTENT_TYPE, Metrics
-from gesso.serve.models import Models
+from gesso.serve.models import Models, with_images
 from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, ShowFields
 from gesso.serve.openai import chat, completions, decide, edits, responses
 from gesso.serve.openai.response_fields import ResponseFields
@@ -52,7 +52,7 @@ TITLE = "Gesso"
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
-    metrics = Metrics()
+    settings, metrics = with_images(settings), Metrics()
     models = Models(settings, metrics)
 
     @asynccontextmanager
@@ -67,7 +67,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app = FastAPI(title=TITLE, version=gesso.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.supervisor = models.main.supervisor
     error_handlers.install(app)
-    _add_text_endpoints(app, models)
+    _add_text_endpoints(app, models, metrics)
     add_stored_responses(app, models)
     _add_token_endpoints(app, models)
     _add_operation_endpoints(app, models, metrics)
@@ -90,7 +90,7 @@ def _post(app: FastAPI, path: str, tag: str, fields: type[Fields]) -> Callable[[
     return app.post(path, tags=[tag], openapi_extra=document(fields))
 
 
-def _add_text_endpoints(app: FastAPI, models: Models) -> None:
+def _add_text_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> None:
     async def generate(
         endpoint: ModuleType, request: Request, task: str | None = None, media_type: str = EVENTS
     ) -> Response:
@@ -103,12 +103,15 @@ def _add_text_endpoints(app: FastAPI, models: Models) -> None:
             task = task or endpoint.__name__.rpartition(".")[2]
             preparing = models.prepare_jobs(task, body, request.state.client)
             model, prepared, jobs = await cancel_on_disconnect(request.receive, preparing)
+            request.state.body.hold(len(prepared.images))
             await models.wake(model)
             check = models.check_of(prepared, request.state.client)
             attempts = 1 if prepared.stream else ATTEMPTS  # a stream has sent its text
             generation = Generation(model.supervisor, model.settings.limits, jobs, check, attempts)
             fields = {"model": prepared.model, "stream": prepared.stream, "jobs": len(jobs), "user": prepared.user}
-            add_to_log(request.state, **fields, **_warnings_field(prepared))
+            images = {"images": prepared.image_count} if prepared.image_count else {}
+            metrics.images.inc(prepared.image_count)
+            add_to_log(request.state, **fields, **images, **_warnings_field(prepared))
             headers = warning_headers(prepared.warnings)
             if prepared.stream:
 
@@ -252,6 +255,7 @@ def _add_operation_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> 
             "created": started,
             "owned_by": "gesso",
             "max_model_len": served.context,
+            "vision": served.sees,
             **parent,
         }
 

@@ -19,16 +19,17 @@ from gesso.serve.http.error_handlers import respond
 from gesso.serve.http.studio_routes import PREFIX
 from gesso.serve.keys import Keys
 from gesso.serve.metrics import Metrics
-from gesso.serve.settings import Limits, ServerSettings
+from gesso.serve.settings import ServerSettings
 
 logger = logging.getLogger("gesso.serve")
 
 # These need no key: the state of the server, and the files of the studio, which hold no secret.
 OPEN_PATHS = ("/health", "/ready", "/", "/docs", "/openapi.json")
-# All bodies in memory together may have as many bytes as this number of bodies of the largest size, and at least
-# LEAST_BODIES_BYTES.
+# All bodies in memory together may have as many bytes as this number of bodies of the largest size without images, and
+# at least LEAST_BODIES_BYTES.
 BODIES = 32
 LEAST_BODIES_BYTES = 2**28
+IMAGE_BODIES = 8  # if the model sees images, this number of images of the largest size is added
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -36,7 +37,8 @@ class RequestGuard:
     def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, paths: frozenset[str]) -> None:
         self.app, self.settings, self.metrics, self.paths = app, settings, metrics, paths
         self.keys = Keys(settings.keys)
-        self.bodies = BodyMemory(max(LEAST_BODIES_BYTES, BODIES * settings.limits.body_bytes))
+        images = IMAGE_BODIES * settings.limits.image_bytes if settings.images else 0
+        self.bodies = BodyMemory(max(LEAST_BODIES_BYTES, BODIES * settings.limits.body_bytes) + images)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,7 +61,7 @@ class RequestGuard:
 
         try:
             state["client"] = log["client"] = client = self._identify(scope, headers)
-            body = LimitedBody(receive, self.settings.limits, self.bodies, client)
+            state["body"] = body = LimitedBody(receive, self.settings, self.bodies, client)
             try:
                 await self.app(scope, body.receive, answer)
             finally:
@@ -88,8 +90,8 @@ class RequestGuard:
             # A web page can direct its visitors' browsers here under its own name (DNS rebinding).
             raise ApiError(403, f"this server does not answer to the host name {host[:100]!r}", code="unknown_host")
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length[:20]) > self.settings.limits.body_bytes:
-            raise body_too_large(self.settings.limits.body_bytes)
+        if length.isdecimal() and int(length[:20]) > self.settings.body_bytes:
+            raise body_too_large(self.settings.body_bytes)
         preflight = scope["method"] == "OPTIONS" and self.settings.cors_origins
         if not self.keys or scope["path"] in OPEN_PATHS or scope["path"].startswith(PREFIX) or preflight:
             return address
@@ -128,10 +130,10 @@ class BodyMemory:
 class LimitedBody:
     """`receive` with limits on the body's size, on the time it takes, and on the size of all bodies together."""
 
-    def __init__(self, receive: Receive, limits: Limits, bodies: BodyMemory, client: str) -> None:
-        self._receive, self._limits, self._bodies, self._client = receive, limits, bodies, client
-        self._size, self._complete = 0, False
-        self._deadline = asyncio.get_running_loop().time() + limits.io_timeout
+    def __init__(self, receive: Receive, settings: ServerSettings, bodies: BodyMemory, client: str) -> None:
+        self._receive, self._most, self._bodies, self._client = receive, settings.body_bytes, bodies, client
+        self._size, self._complete, self._seconds = 0, False, settings.limits.io_timeout
+        self._deadline = asyncio.get_running_loop().time() + self._seconds
 
     async def receive(self) -> Message:
         if self._complete:  # only a disconnect can still come
@@ -140,15 +142,19 @@ class LimitedBody:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
         except TimeoutError:
-            raise ApiError(408, f"the body did not arrive within {self._limits.io_timeout:g} s") from None
+            raise ApiError(408, f"the body did not arrive within {self._seconds:g} s") from None
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
-            if self._size + size > self._limits.body_bytes:
-                raise body_too_large(self._limits.body_bytes)
-            self._bodies.take(self._client, size)
-            self._size += size
+            if self._size + size > self._most:
+                raise body_too_large(self._most)
+            self.hold(size)
             self._complete = not message.get("more_body", False)
         return message
+
+    def hold(self, size: int) -> None:
+        """Count bytes that this request keeps in memory: its body, or images that were prepared from it."""
+        self._bodies.take(self._client, size)
+        self._size += size
 
     def release(self) -> None:
         self._bodies.release(self._client, self._size)

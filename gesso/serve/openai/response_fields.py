@@ -80,7 +80,10 @@ class ResponseStreamOptions(Fields):
 class ResponseFields(Common):
     model_config = example({"input": "Who are you?", "max_output_tokens": 64})
 
-    input: str | Objects = Field(default=[], description="A text, or items: messages, function calls, their outputs.")
+    input: str | Objects = Field(
+        default=[],
+        description="A text, or items: messages, function calls, their outputs. Parts of type input_image hold images.",
+    )
     instructions: str | None = Field(default=None, description="The system message. It is not carried over.")
     previous_response_id: Name | None = Field(default=None, description="A stored response to continue.")
     store: bool = Field(default=True, description="Keep the response in the server's memory for a while.")

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from gesso.chat.messages import check_tools, with_schema
+from gesso.chat.prompt import Prompt
 from gesso.constraints.tools import chosen
 from gesso.engine.request import Request
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import DRAWS, Common, DraftFields, ModelFields
+from gesso.serve.packed_images import pack
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
+from gesso.serve.prepare.images import ImageReader
 from gesso.serve.prepare.request import ConstraintSource, PreparedJob, PreparedRequest
 from gesso.serve.protocol import Submit, submit_payload
 from gesso.settings import BY_TOKEN, choose
@@ -33,17 +36,18 @@ class Builder(Generic[F]):
         self.limits = self.frontend.settings.limits
         self.prompt_field = next((name for name in PROMPTS if name in fields.model_fields_set), "prompt")
         self.adapter = self.frontend.adapter(fields.model)
+        self.images = image_reader(task, self.frontend)
 
     def text_tokens(self, text: str, *, bos: bool = True) -> list[int]:
         self.frontend.check_size(len(text), self.context, self.prompt_field)
         return self.frontend.tokenizer.encode(text, bos=bos)
 
-    def chat_tokens(
+    def chat_prompt(
         self, messages: Sequence[dict[str, Any]], *, tools: Any = None, thinking: bool = False, schema: Any = None
-    ) -> list[int]:
-        messages = with_schema(messages, schema)
+    ) -> Prompt:
+        messages = self.images.read(with_schema(messages, schema))
         self.frontend.check_size(characters(messages) + characters(tools), self.context, self.prompt_field)
-        return self.frontend.tokenizer.chat(messages, tools=tools, thinking=thinking).tokens
+        return self.frontend.tokenizer.chat(messages, tools=tools, thinking=thinking)
 
     def check_length(self, prompt_tokens: int, max_new_tokens: int) -> None:
         """Reject a prompt and an answer that together exceed the context, or this server's limit."""
@@ -78,9 +82,11 @@ class Builder(Generic[F]):
         tools: Sequence[str] = (),
         constraint: ConstraintSource | None = None,
         checked_by: bytes = b"",
+        images: bytes = b"",
+        image_count: int = 0,
         attached: bytes = b"",
     ) -> tuple[bytes, bytes]:
-        """Return the encoded request with these jobs."""
+        """Return the encoded request with these jobs. All of them have the same images."""
         return PreparedRequest(
             served=self.frontend.name,
             model=self.fields.model or self.frontend.name,
@@ -97,6 +103,8 @@ class Builder(Generic[F]):
             jobs=jobs,
             constraint=constraint,
             checked_by=checked_by,
+            images=images,
+            image_count=image_count,
             attached=attached,
         ).encode()
 
@@ -118,7 +126,7 @@ class RequestBuilder(Builder[Common]):
 
     def build(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Prompt],
         *,
         n: int = 1,
         max_tokens: int | None = None,
@@ -137,6 +145,8 @@ class RequestBuilder(Builder[Common]):
     ) -> tuple[bytes, bytes]:
         """Return the encoded request, with one job per choice of each prompt. Choice i uses the seed + i.
 
+        A request with images has one prompt.
+
         With a hole to fill, the prompt only counts towards the context: the engine takes the text from `hole`.
         """
         fields = self.fields
@@ -145,8 +155,11 @@ class RequestBuilder(Builder[Common]):
         seed = secrets.randbits(32) if fields.seed is None else fields.seed
         diffusion = self._diffusion_settings()
         jobs: list[PreparedJob] = []
+        given = [image for prompt in prompts for image in prompt.images]
+        shapes, images = pack(given)
         for index, prompt in enumerate(prompts):
-            length = max_tokens or max(1, min(self.frontend.defaults.max_new_tokens, self.context - len(prompt)))
+            size = len(prompt.tokens)
+            length = max_tokens or max(1, min(self.frontend.defaults.max_new_tokens, self.context - size))
             request = self._checked_request(prompt, length, diffusion, stop, top_logprobs)
             options = {
                 **diffusion,
@@ -161,17 +174,18 @@ class RequestBuilder(Builder[Common]):
             for choice in range(n):
                 submit = Submit(
                     id=0,
-                    prompt=[] if hole is not None else list(prompt),
+                    prompt=[] if hole is not None else prompt.tokens,
                     options={**options, "seed": (seed + choice) % SEEDS},
                     adapter=self.adapter,
                     stream=fields.stream,
                     drafts=fields.diffusion.drafts is not False,
                     constraint=None if constraint is None else constraint.reference,
                     hole=hole,
+                    images=shapes,
                 )
                 job = PreparedJob(
                     prompt=index,
-                    prompt_tokens=len(prompt),
+                    prompt_tokens=size,
                     max_new_tokens=length,
                     payload=submit_payload(submit),
                     planned=hole is not None,
@@ -189,6 +203,8 @@ class RequestBuilder(Builder[Common]):
             tools=tools,
             constraint=constraint,
             checked_by=checked_by,
+            images=images,
+            image_count=len(given),
             attached=attached,
         )
 
@@ -209,7 +225,7 @@ class RequestBuilder(Builder[Common]):
 
     def _checked_request(
         self,
-        prompt: Sequence[int],
+        prompt: Prompt,
         max_new_tokens: int,
         diffusion: dict[str, Any],
         stop: Sequence[str],
@@ -218,7 +234,8 @@ class RequestBuilder(Builder[Common]):
         """Return the request that the engine will run, after the engine's own checks and those of the server."""
         drafts = self.fields.diffusion.drafts
         request = Request(
-            prompt=tuple(prompt),
+            prompt=tuple(prompt.tokens),
+            images=prompt.images,
             max_new_tokens=max_new_tokens,
             diffusion=choose(self.frontend.defaults.diffusion, **diffusion),
             stop=tuple(stop),
@@ -226,7 +243,7 @@ class RequestBuilder(Builder[Common]):
             top_logprobs=top_logprobs,
             draft_logprobs=(drafts.candidates or None) if isinstance(drafts, DraftFields) else None,
         )
-        self.check_length(len(prompt), max_new_tokens)
+        self.check_length(len(prompt.tokens), max_new_tokens)
         request.check(self.frontend.config, self.context)
         longest, canvas = self.frontend.config.canvas_length, request.diffusion.canvas_length
         if canvas is not None and canvas > longest:
@@ -234,6 +251,11 @@ class RequestBuilder(Builder[Common]):
             message = f"diffusion.canvas_length: at most {longest}, the model's own, on this server; got {canvas}"
             raise ApiError(400, message, param="diffusion.canvas_length")
         return request
+
+
+def image_reader(task: dict[str, Any], frontend: ModelFrontend) -> ImageReader:
+    name = frontend.name
+    return ImageReader(frontend, task["sees"][name], task["contexts"][name], task.get("fetched"))
 
 
 def checked_by(constraint: dict[str, Any] | None) -> bytes:

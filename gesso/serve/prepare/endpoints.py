@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from gesso.chat.messages import tool_names
+from gesso.chat.prompt import Prompt
 from gesso.constraints.stored import to_bytes
 from gesso.constraints.validate import calls_problem, schema_problem
 from gesso.errors import InputError
+from gesso.images.tokens import is_image
 from gesso.infill.span import check_span
 from gesso.serve.adapter_files import LoadAdapterFields, UnloadAdapterFields
 from gesso.serve.anthropic import MessagesFields
@@ -29,24 +32,35 @@ from gesso.serve.leniency import warnings_of, warnings_of_schema, without_unsupp
 from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, ShowFields, description
 from gesso.serve.openai.response_fields import ItemsQuery, ResponseFields
 from gesso.serve.prepare import scores
-from gesso.serve.prepare.builder import Builder, RequestBuilder, checked_by
+from gesso.serve.prepare.builder import Builder, RequestBuilder, checked_by, image_reader
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
-from gesso.serve.prepare.response_items import chat_messages, conversation
+from gesso.serve.prepare.images import NeedsRemoteImages
+from gesso.serve.prepare.response_items import chat_messages, conversation, with_contents
 from gesso.serve.protocol import Ended
+from gesso.serve.remote_images import RemoteImage, fetch_all
 
 F = TypeVar("F", bound=Fields)
 C = TypeVar("C", bound=Common)
-# `endpoint`, `contexts` and `adapters` (the context of each model and the names of its adapters, by the name of the
-# model), and `fetch` (returns stored items)
+# `endpoint`; by the name of a model, `contexts`, `adapters` (their names) and `sees` (whether it sees images); `fetch`
+# (returns stored items); and `fetched` (the contents of URLs)
 Task = dict[str, Any]
 Frontends = Sequence[ModelFrontend]
 Outcome = tuple[bytes, bytes]  # a JSON head and a blob
 
 
 def run(task: Task, body: bytes, frontends: Frontends) -> Outcome:
-    """Run a task. The head of the outcome is {"error": …} if the request is rejected."""
+    """Run a task. The head of the outcome is {"error": …} if the request is rejected.
+
+    It is {"remote": …} if images must be fetched first. The task then runs again, with their contents before the body.
+    """
     for frontend in frontends:  # of this child; the process that forked it knows only the adapters of its start
         frontend.adapters = task.get("adapters", {}).get(frontend.name, frontend.adapters)
+    if "fetched" in task:
+        contents, start = dict[str, bytes](), 0
+        for url, size in task["fetched"]:
+            contents[url] = body[start : start + size]
+            start += size
+        task["fetched"], body = contents, body[start:]
     try:
         try:
             return TASKS[task["endpoint"]](task, body, frontends)
@@ -59,6 +73,8 @@ def run(task: Task, body: bytes, frontends: Frontends) -> Outcome:
         except MemoryError:
             message = "preparing this request takes too much memory; make it smaller"
             raise ApiError(400, message, code="too_complex") from None
+    except NeedsRemoteImages as needed:
+        return json.dumps({"remote": [asdict(image) for image in needed.images]}).encode(), b""
     except ApiError as error:
         fields = {"status": error.status, "message": error.message, "param": error.param, "code": error.code}
         return json.dumps({"error": fields}).encode(), b""
@@ -101,6 +117,13 @@ def compile(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     return json.dumps(warnings_of_schema(guide.warnings)).encode(), to_bytes(guide.automaton.term)
 
 
+def remote_images(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    """Fetch images. The head has their sizes, and the blob their contents."""
+    images = [RemoteImage(**fields) for fields in json.loads(body)]
+    contents = fetch_all(images, frontends[0].settings.limits.image_bytes)
+    return json.dumps([len(one) for one in contents]).encode(), b"".join(contents)
+
+
 def check(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     """Return what is wrong with an answer. The body has `PreparedRequest.checked_by` and the answer, one per line."""
     source, _, ended = body.partition(b"\n")
@@ -120,8 +143,10 @@ def tokenize(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     frontend = frontend_of(frontends, fields.model)
     context = task["contexts"][frontend.name]
     if fields.messages is not None:
-        frontend.check_size(characters(fields.messages) + characters(fields.tools), context, "messages")
-        tokens = frontend.tokenizer.chat(fields.messages, tools=fields.tools).tokens
+        messages = image_reader(task, frontend).read(fields.messages)
+        frontend.check_size(characters(messages) + characters(fields.tools), context, "messages")
+        found = frontend.tokenizer.chat(messages, tools=fields.tools).tokens
+        tokens = [frontend.config.image_token_id if is_image(token) else token for token in found]
     else:
         frontend.check_size(len(fields.prompt or ""), context, "prompt")
         tokens = frontend.tokenizer.encode(fields.prompt or "", bos=fields.add_special_tokens)
@@ -153,9 +178,9 @@ def _chat(
     """Prepare a chat. With `shorten`, a limit on the answer that exceeds the context is lowered, not rejected."""
     builder, asked = RequestBuilder(task, fields, frontends), fields.constraint()
     constraint = builder.constraint(asked)
-    prompt, most = _chat_tokens(builder, fields), fields.most_tokens
+    prompt, most = _chat_prompt(builder, fields), fields.most_tokens
     if shorten and most is not None:
-        most = max(1, min(most, builder.context - len(prompt)))
+        most = max(1, min(most, builder.context - len(prompt.tokens)))
     return builder.build(
         [prompt],
         n=fields.n,
@@ -173,9 +198,9 @@ def _chat(
     )
 
 
-def _chat_tokens(builder: RequestBuilder, fields: ChatFields) -> list[int]:
+def _chat_prompt(builder: RequestBuilder, fields: ChatFields) -> Prompt:
     schema = fields.response_format.requested_schema if fields.schema_in_prompt else None
-    return builder.chat_tokens(fields.messages, tools=_tools(fields), thinking=fields.thinks, schema=schema)
+    return builder.chat_prompt(fields.messages, tools=_tools(fields), thinking=fields.thinks, schema=schema)
 
 
 def _tools(fields: ChatFields) -> list[dict[str, Any]] | None:
@@ -214,7 +239,7 @@ def _completions(
     if fields.echo:
         return scores.echo(Builder(task, fields, frontends), prompts)
     return builder.build(
-        prompts,
+        list(map(Prompt, prompts)),
         n=fields.n,
         max_tokens=fields.max_tokens,
         stop=fields.stop,
@@ -241,7 +266,9 @@ def edits(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     tokens = [*builder.text_tokens(fields.input), *builder.text_tokens(fields.instruction or "", bos=False)]
     echo = {"input": fields.input, "span": fields.span}
     hole = {"text": fields.input, "span": fields.span, "instruction": fields.instruction, "level": fields.level}
-    return builder.build([tokens], n=fields.n, max_tokens=fields.max_tokens, hole=hole, include_usage=True, echo=echo)
+    return builder.build(
+        [Prompt(tokens)], n=fields.n, max_tokens=fields.max_tokens, hole=hole, include_usage=True, echo=echo
+    )
 
 
 def responses(task: Task, body: bytes, frontends: Frontends) -> Outcome:
@@ -253,9 +280,12 @@ def responses(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     tools = None if fields.tool_choice == "none" else fields.functions
     schema = fields.text.format.requested_schema if fields.schema_in_prompt else None
     messages = chat_messages(items, fields.instructions)
-    prompt = builder.chat_tokens(messages, tools=tools, thinking=fields.thinks, schema=schema)
-    store = fields.store and builder.limits.stored_responses > 0
-    echo = json.dumps({**fields.echo, "store": store}).encode()
+    prompt = builder.chat_prompt(messages, tools=tools, thinking=fields.thinks, schema=schema)
+    stored = b""
+    if fields.store and builder.limits.stored_responses > 0:
+        stored = json.dumps(with_contents(items, task.get("fetched", {}))).encode()
+        stored = stored if len(stored) <= builder.limits.stored_bytes else b""
+    echo = json.dumps({**fields.echo, "store": bool(stored)}).encode()
     return builder.build(
         [prompt],
         max_tokens=fields.max_output_tokens,
@@ -263,7 +293,7 @@ def responses(task: Task, body: bytes, frontends: Frontends) -> Outcome:
         tools=tool_names(tools),
         one_call=not fields.parallel_tool_calls,
         checked_by=checked_by(asked),
-        attached=echo + b"\n" + (json.dumps(items).encode() if store else b""),
+        attached=echo + b"\n" + stored,
     )
 
 
@@ -296,8 +326,8 @@ def anthropic(task: Task, body: bytes, frontends: Frontends) -> Outcome:
 
 def count_tokens(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     fields = parse(MessagesFields, body).to_chat()
-    tokens = _chat_tokens(RequestBuilder(task, fields, frontends), fields)
-    return b"{}", json.dumps({"input_tokens": len(tokens)}).encode()
+    prompt = _chat_prompt(RequestBuilder(task, fields, frontends), fields)
+    return b"{}", json.dumps({"input_tokens": len(prompt.tokens)}).encode()
 
 
 def ollama_chat(task: Task, body: bytes, frontends: Frontends) -> Outcome:
@@ -330,7 +360,8 @@ def unload_lora_adapter(task: Task, body: bytes, frontends: Frontends) -> Outcom
 
 def show(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     frontend = frontend_of(frontends, parse(ShowFields, body).model)
-    return b"{}", json.dumps(description(task["contexts"][frontend.name])).encode()
+    found = description(task["contexts"][frontend.name], sees=task["sees"][frontend.name])
+    return b"{}", json.dumps(found).encode()
 
 
 def _reject_drafts(fields: Common) -> None:
@@ -359,5 +390,6 @@ TASKS: dict[str, Callable[[Task, bytes, Frontends], Outcome]] = {
         detokenize,
         compile,
         check,
+        remote_images,
     )
 }

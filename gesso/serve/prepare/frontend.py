@@ -1,6 +1,7 @@
 """A served model without its weights: configuration, tokenizer, defaults and names."""
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import Any
 
 from gesso.chat.tokenizer import Tokenizer
@@ -35,6 +36,13 @@ class ModelFrontend:
         """The longest context that a server may choose."""
         longest = self.config.max_position_embeddings
         return min(self.settings.engine.max_length or longest, longest)
+
+    @cached_property
+    def may_see(self) -> bool:
+        """Whether the model can see images if its checkpoint has a vision tower, which only the engine knows."""
+        config, marks = self.config, self.tokenizer.image_ids
+        same = marks == (config.image_token_id, config.boi_token_id, config.eoi_token_id)
+        return self.settings.images and config.has_image_tokens and same
 
     def adapter(self, model: str | None) -> str | None:
         """Return the adapter with this model name, or None for the base model."""

@@ -1,7 +1,7 @@
 """Run tasks in the prepare process: keep it running, limit concurrent tasks, and choose their order.
 
-Four lanes separate small bodies, large bodies, constraints to compile and answers to check. In each lane clients take
-turns, and no client can hold all slots or fill the queue.
+Five lanes separate small bodies, large bodies, images to fetch, constraints to compile and answers to check. In each
+lane clients take turns, and no client can hold all slots or fill the queue.
 """
 
 import asyncio
@@ -28,10 +28,13 @@ from gesso.serve.settings import QUEUE_SHARE, ServerSettings
 logger = logging.getLogger("gesso.serve")
 
 SMALL_BODY = 64 * 1024
-SLOTS = {"small": 4, "large": 2, "compile": 2, "check": 2}  # tasks at once per lane
+SLOTS = {"small": 4, "large": 2, "remote": 4, "compile": 2, "check": 2}  # tasks at once per lane
 STARTS = 3  # failed starts in a row after which requests are rejected
 START_SECONDS = 60.0  # time for which a request waits for the process, which may start from a slow disk
 PAUSE_SECONDS = 30.0  # longest pause between two starts
+REMOTE_SECONDS = 15  # for a child that fetches images; it ends itself sooner, unless a name is not resolved
+# Bytes of images that allow a request another second of CPU time. A photo of 16 MB takes two.
+IMAGE_BYTES_PER_SECOND = 4 * 2**20
 WALL_PER_CPU_SECOND = 4  # real time allowed per second of CPU time: the engine may keep the processors busy
 CACHE_BYTES = 64 * 2**20  # of compiled constraints
 Fetch = Callable[[str | None, Sequence[str]], bytes]  # the stored conversation that a request continues
@@ -161,13 +164,35 @@ class PreparePool:
         client: str,
         contexts: dict[str, int],
         adapters: dict[str, list[str]],
+        sees: dict[str, bool],
         fetch: Fetch | None = None,
     ) -> tuple[bytes, bytes]:
-        """Run the task of an endpoint. Return a JSON head and a blob."""
+        """Run the task of an endpoint. Return a JSON head and a blob.
+
+        If the request has images of other servers, they are fetched, and the task runs again with their contents. A
+        slot of the lane `remote` is held until the end, so that few requests have such images in memory.
+        """
+        task = {"endpoint": endpoint, "contexts": contexts, "adapters": adapters, "sees": sees}
+        found = await self._prepare(task, body, client, fetch)
+        if not found[0].startswith(b'{"remote"'):
+            return found
+        async with self._slot("remote", client):
+            remote = json.loads(found[0])["remote"]
+            fetching = {"endpoint": "remote_images"}
+            sizes, images = await self._run(
+                fetching, json.dumps(remote).encode(), REMOTE_SECONDS, "fetch its images", wall=REMOTE_SECONDS
+            )
+            fetched = [(image["url"], size) for image, size in zip(remote, json.loads(sizes), strict=True)]
+            return await self._prepare({**task, "fetched": fetched}, images + body, client, fetch)
+
+    async def _prepare(
+        self, task: dict[str, Any], body: bytes, client: str, fetch: Fetch | None
+    ) -> tuple[bytes, bytes]:
         lane = "small" if len(body) <= SMALL_BODY else "large"
-        task = {"endpoint": endpoint, "contexts": contexts, "adapters": adapters}
+        images = max(0, len(body) - self.limits.body_bytes)
+        seconds = self.limits.prepare_seconds + images // IMAGE_BYTES_PER_SECOND
         async with self._slot(lane, client):
-            return await self._run(task, body, self.limits.prepare_seconds, "prepare", fetch)
+            return await self._run(task, body, seconds, "prepare", fetch)
 
     async def compile(self, source: ConstraintSource, client: str) -> Compiled:
         """Return a compiled constraint and its warnings.
@@ -233,17 +258,26 @@ class PreparePool:
             yield
 
     async def _run(
-        self, task: dict[str, Any], body: bytes, seconds: int, verb: str, fetch: Fetch | None = None
+        self,
+        task: dict[str, Any],
+        body: bytes,
+        seconds: int,
+        verb: str,
+        fetch: Fetch | None = None,
+        wall: float | None = None,
     ) -> tuple[bytes, bytes]:
+        """Run a task in a child with `seconds` of CPU time, and `wall` of real time."""
         head = json.dumps({**task, "seconds": seconds, "memory": self.limits.prepare_bytes}).encode()
         try:
-            async with asyncio.timeout(WALL_PER_CPU_SECOND * seconds):
+            async with asyncio.timeout(wall or WALL_PER_CPU_SECOND * seconds):
                 answer, blob = await self._in_child(frame(head, body), fetch)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             if not self._running.is_set():
                 raise ApiError(503, "the prepare process was restarted; try again") from None
             raise ApiError(
-                400, f"this request takes more than {seconds} s to {verb}; simplify it", code="too_complex"
+                400,
+                f"this request takes more than {seconds} s to {verb}, or crashes the process that does it; simplify it",
+                code="too_complex",
             ) from None
         if answer.startswith(b'{"error"'):
             error = json.loads(answer)["error"]

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gesso.serve.prepare import endpoints
+from gesso.serve.prepare import endpoints, images
 from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.protocol import SIZES, frame, sizes
 from gesso.serve.settings import ServerSettings
@@ -36,6 +36,8 @@ def main() -> None:
     for frontend in frontends:
         frontend.guides.warm_up()
         _ = frontend.tokenizer.longest_piece
+    if any(frontend.may_see for frontend in frontends):
+        images.warm_up()
     os.nice(NICE)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the children
     gc.freeze()  # keeps the objects that exist now shared with the children

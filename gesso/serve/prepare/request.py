@@ -7,6 +7,8 @@ from typing import Any, Self
 
 from gesso.serve.protocol import Constraint
 
+BLOBS = ("checked_by", "images", "attached")  # fields of a prepared request that are bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedJob:
@@ -56,20 +58,22 @@ class PreparedRequest:
     logprobs: bool
     one_call: bool = False  # drop every tool call but the first
     warnings: list[str] = field(default_factory=list)
+    image_count: int = 0
     echo: dict[str, Any] = field(default_factory=dict)  # fields that the endpoint repeats in its answer
     tools: list[str] = field(default_factory=list)  # names of the tools that the model may call
     jobs: list[PreparedJob]
     constraint: ConstraintSource | None
     # By which a finished answer is checked, as JSON: {"schema": …}, or {"parameters": {tool: schema}, "required": …}
     checked_by: bytes = b""
+    images: bytes = b""  # of the prompt, prepared: see `gesso.serve.packed_images`
     attached: bytes = b""  # for the endpoint's answer, which uses it as it is
 
     def encode(self) -> tuple[bytes, bytes]:
-        """Return a JSON head, and a blob of the payloads of the jobs, `checked_by` and the attached bytes."""
+        """Return a JSON head, and a blob of the payloads of the jobs and of the fields that are bytes."""
         jobs = [{**vars(job), "payload": len(job.payload)} for job in self.jobs]
-        fields = {name: value for name, value in vars(self).items() if name != "attached"}
-        head = json.dumps({**fields, "jobs": jobs, "checked_by": len(self.checked_by)}, default=vars)
-        return head.encode(), b"".join([*(job.payload for job in self.jobs), self.checked_by, self.attached])
+        sizes = {name: len(getattr(self, name)) for name in BLOBS}
+        head = json.dumps({**vars(self), "jobs": jobs, **sizes}, default=vars)
+        return head.encode(), b"".join([*(job.payload for job in self.jobs), *(getattr(self, name) for name in BLOBS)])
 
     @classmethod
     def decode(cls, head: bytes, blob: bytes) -> Self:
@@ -78,11 +82,9 @@ class PreparedRequest:
             end = start + job["payload"]
             jobs.append(PreparedJob(**{**job, "payload": blob[start:end]}))
             start = end
-        source, end = fields.pop("constraint"), start + fields.pop("checked_by")
-        return cls(
-            **fields,
-            jobs=jobs,
-            constraint=source and ConstraintSource(**source),
-            checked_by=blob[start:end],
-            attached=blob[end:],
-        )
+        for name in BLOBS:
+            end = start + fields[name]
+            fields[name] = blob[start:end]
+            start = end
+        source = fields.pop("constraint")
+        return cls(**fields, jobs=jobs, constraint=source and ConstraintSource(**source))

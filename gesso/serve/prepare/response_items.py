@@ -7,11 +7,16 @@ response (`msg_ID_0` belongs to `resp_ID`), so the store needs no index of items
 import json
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gesso.chat.image_parts import REFUSED
+from gesso.checks import shown
 from gesso.errors import InputError
+from gesso.images.budgets import BUDGETS, DETAILS
+from gesso.images.urls import data_url
 from gesso.serve.errors import ApiError
+from gesso.serve.image_parts import content_of, image_part
 from gesso.serve.openai.response_fields import ResponseFields
 
 Item = dict[str, Any]
@@ -46,7 +51,7 @@ def chat_messages(items: Sequence[Item], instructions: str | None) -> list[dict[
     called: set[str] = set()
     for item in items:
         if item["type"] == "message":
-            messages.append({"role": item["role"], "content": "".join(part["text"] for part in item["content"])})
+            messages.append({"role": item["role"], "content": _chat_content(item["content"])})
         elif item["type"] == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
@@ -59,8 +64,35 @@ def chat_messages(items: Sequence[Item], instructions: str | None) -> list[dict[
                     f"input: no function_call has the call_id {item['call_id'][:80]!r} of a function_call_output; "
                     "send the call before its output, or give previous_response_id"
                 )
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+            output = item["output"] if isinstance(item["output"], str) else _chat_content(item["output"])
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
     return messages
+
+
+def with_contents(items: Sequence[Item], fetched: Mapping[str, bytes]) -> list[Item]:
+    """Return items to store, with the contents of fetched images in place of their URLs."""
+
+    def stored(part: Item) -> Item:
+        if part["type"] != "input_image":
+            return part
+        url = part["image_url"]
+        url = data_url(fetched[url]) if url in fetched else url
+        return {"type": "input_image", "image_url": url, "detail": part["detail"], "tokens": part["tokens"]}
+
+    def changed(item: Item) -> Item:
+        found = {name: item[name] for name in ("content", "output") if isinstance(item.get(name), list)}
+        return {**item, **{name: [stored(part) for part in parts] for name, parts in found.items()}}
+
+    return [changed(item) for item in items]
+
+
+def _chat_content(parts: Sequence[Item]) -> str | list[Item]:
+    return content_of(
+        {"type": "text", "text": part["text"]}
+        if part["type"] != "input_image"
+        else image_part(part["image_url"], part.get("where", "previous_response_id"), part["tokens"])
+        for part in parts
+    )
 
 
 def _type_of(item: Item) -> Any:
@@ -91,9 +123,8 @@ def _read_item(item: Item, where: str, known: dict[str, Item]) -> Item:
         case "message":
             if (role := item.get("role")) not in ROLES:
                 raise InputError(f"{where}.role: expected one of {', '.join(ROLES)}, got {role!r:.80}")
-            text = _text(item.get("content"), f"{where}.content")
-            part = {"type": "output_text" if role == "assistant" else "input_text", "text": text}
-            return {"type": kind, "id": _id(item, "msg"), "role": role, "content": [part]}
+            parts = _parts(item.get("content"), f"{where}.content", "output" if role == "assistant" else "input")
+            return {"type": kind, "id": _id(item, "msg"), "role": role, "content": parts}
         case "function_call":
             names = ("call_id", "name", "arguments")
             call = {name: _string(item.get(name), f"{where}.{name}") for name in names}
@@ -101,7 +132,9 @@ def _read_item(item: Item, where: str, known: dict[str, Item]) -> Item:
             return {"type": kind, "id": _id(item, "fc"), **call}
         case "function_call_output":
             call_id = _string(item.get("call_id"), f"{where}.call_id")
-            output = _text(item.get("output"), f"{where}.output")
+            parts = _parts(item.get("output"), f"{where}.output", "input")
+            has_image = any(part["type"] == "input_image" for part in parts)
+            output = parts if has_image else "".join(part["text"] for part in parts)
             return {"type": kind, "id": _id(item, "fco"), "call_id": call_id, "output": output}
         case "reasoning":
             return {"type": kind}  # thoughts of earlier turns are not part of the prompt
@@ -113,19 +146,37 @@ def _id(item: Item, prefix: str) -> str:
     return given[:80] if isinstance(given, str) else f"{prefix}_{uuid.uuid4().hex}"
 
 
-def _text(content: Any, where: str) -> str:
-    """Return a text, given as one or in parts."""
-    if not isinstance(content, list):
-        return _string(content, where)
-    texts = []
-    for index, part in enumerate(content):
-        name = TEXT_PARTS.get(part["type"]) if isinstance(part, dict) and isinstance(part.get("type"), str) else None
-        if name is None:
-            raise InputError(
-                f"{where}[{index}]: only text is supported; expected {{'type': 'input_text', 'text': ...}}"
-            )
-        texts.append(_string(part.get(name), f"{where}[{index}].{name}"))
-    return "".join(texts)
+def _parts(content: Any, where: str, prefix: str) -> list[Item]:
+    """Return content as parts: texts, of which no two follow each other, and images."""
+    given = [{"type": "text", "text": _string(content, where)}] if not isinstance(content, list) else content
+    parts: list[Item] = []
+    for index, part in enumerate(given):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "input_image":
+            parts.append(_image(part, f"{where}[{index}]"))
+            continue
+        if not isinstance(kind, str) or kind not in TEXT_PARTS:
+            reason = REFUSED.get(str(kind), "expected {'type': 'input_text', 'text': ...} or an input_image")
+            raise InputError(f"{where}[{index}]: {reason}")
+        text = _string(part.get(TEXT_PARTS[kind]), f"{where}[{index}].{TEXT_PARTS[kind]}")
+        if parts and "text" in parts[-1]:
+            text = parts.pop()["text"] + text
+        parts.append({"type": f"{prefix}_text", "text": text})
+    return parts or [{"type": f"{prefix}_text", "text": ""}]
+
+
+def _image(part: Item, where: str) -> Item:
+    """Check an image. `tokens`, our own field, takes precedence over `detail`."""
+    if part.get("file_id") is not None:
+        raise InputError(f"{where}.file_id: this server stores no files; send the image in image_url")
+    url = _string(part.get("image_url"), f"{where}.image_url")
+    detail = part.get("detail") or "auto"
+    if not isinstance(detail, str) or detail not in DETAILS:
+        raise InputError(f"{where}.detail: expected one of {', '.join(DETAILS)}, got {shown(detail)}")
+    tokens = DETAILS[detail] if part.get("tokens") is None else part["tokens"]
+    if isinstance(tokens, bool) or tokens not in BUDGETS:
+        raise InputError(f"{where}.tokens: expected one of {', '.join(map(str, BUDGETS))}, got {shown(tokens)}")
+    return {"type": "input_image", "image_url": url, "detail": detail, "tokens": tokens, "where": f"{where}.image_url"}
 
 
 def _string(value: Any, where: str) -> str:

@@ -1,11 +1,14 @@
 """Turn requests for log-probabilities into jobs for the engine: decisions, and prompts to echo."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from gesso.chat.prompt import Prompt
 from gesso.engine.decision import choice_tokens, decision_request
 from gesso.engine.request import Score
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import CompletionFields, DecideFields
+from gesso.serve.packed_images import pack
 from gesso.serve.prepare.builder import Builder
 from gesso.serve.prepare.request import PreparedJob
 from gesso.serve.protocol import Submit, submit_payload
@@ -17,23 +20,27 @@ def decision(builder: Builder[DecideFields]) -> tuple[bytes, bytes]:
     """Return the encoded request for a decision: one job, whatever the number of choices."""
     fields, frontend = builder.fields, builder.frontend
     if fields.messages is not None:
-        prompt = builder.chat_tokens(fields.messages)
+        asked = builder.chat_prompt(fields.messages)
     elif fields.prompt:
-        prompt = builder.text_tokens(fields.prompt)
+        asked = Prompt(builder.text_tokens(fields.prompt))
     else:
         raise ApiError(400, "prompt: it is empty; give some text to continue", param="prompt")
     frontend.check_size(max(map(len, fields.choices)), builder.context, "choices")
     texts = choice_tokens(frontend.tokenizer, fields.choices)
     eos = frozenset(frontend.defaults.eos_token_ids if fields.messages is not None else ())
-    usual = frontend.defaults.max_new_tokens
+    prompt, usual = asked.tokens, frontend.defaults.max_new_tokens
     request = decision_request(prompt, texts, eos, frontend.config, usual, builder.context, builder.adapter)
+    request = replace(request, images=asked.images)
     request.check(frontend.config, builder.context)
     builder.check_length(len(prompt), request.max_new_tokens)
-    submit = Submit(id=0, prompt=prompt, options={}, adapter=builder.adapter, choices=texts, ends=bool(eos))
+    shapes, images = pack(asked.images)
+    submit = Submit(
+        id=0, prompt=prompt, options={}, adapter=builder.adapter, choices=texts, ends=bool(eos), images=shapes
+    )
     job = PreparedJob(
         prompt=0, prompt_tokens=len(prompt), max_new_tokens=request.max_new_tokens, payload=submit_payload(submit)
     )
-    return builder.encoded([job], echo={"choices": fields.choices})
+    return builder.encoded([job], echo={"choices": fields.choices}, images=images, image_count=len(asked.images))
 
 
 def echo(builder: Builder[CompletionFields], prompts: Sequence[Sequence[int]]) -> tuple[bytes, bytes]:

@@ -4,6 +4,7 @@ import { bus, useKey } from "./api.js";
 import "./canvas-view.js";
 import "./timeline.js";
 import "./inspector.js";
+import "./graph.js";
 import "./run-panel.js";
 import "./run-list.js";
 import "./settings.js";

@@ -1,5 +1,5 @@
-// <run-panel>: one run: its canvas, timeline, counters, inspector, and actions for pins and spans. `tools` is an element
-// of the owner, shown below them.
+// <run-panel>: one run: its canvas, a drawing if the text is a graph, timeline, counters, inspector, and actions for pins
+// and spans. `tools` is an element of the owner, shown below them.
 //
 // Events: "redenoise" {pins}: generate the text again with these pins. "rewrite" {text, start, end, tokens}: rewrite
 // these characters of `text`, which includes the given text around the canvas; they have `tokens` tokens now.
@@ -18,13 +18,14 @@ export class RunPanel extends HTMLElement {
     this.view = document.createElement("canvas-view");
     this.timeline = document.createElement("run-timeline");
     this.inspector = document.createElement("token-inspector");
+    this.graph = document.createElement("graph-view");
     this.counters = h("dl", { class: "counters", "aria-label": "Counters" });
     this.actions = h("div", { class: "run-actions", "aria-live": "polite" });
     this.note = h("p", { class: "note" });
     this.mode = h("div", { class: "switch", role: "group", "aria-label": "Canvas layout" }, this.#modes());
     this.append(
       h("div", { class: "panel-head" }, this.counters, this.mode),
-      h("div", { class: "stage" }, this.note, this.view),
+      h("div", { class: "stage" }, this.note, this.view, this.graph),
       legend(),
       this.actions,
       this.timeline,
@@ -54,6 +55,7 @@ export class RunPanel extends HTMLElement {
     this.#pins = new Map(recording?.pins ?? []);
     this.view.recording = recording;
     this.timeline.recording = recording;
+    this.graph.recording = recording;
     this.inspector.setAttribute("able", this.able.join(" "));
     this.inspector.clear();
     this.view.pins = this.#pins;
@@ -108,6 +110,7 @@ export class RunPanel extends HTMLElement {
   #refresh() {
     this.#drawNote();
     this.timeline.grown();
+    this.graph.grown();
     if (this.#following && this.#recording?.length) this.#go(this.#recording.length - 1);
     else this.#drawCounters();
   }
@@ -120,6 +123,7 @@ export class RunPanel extends HTMLElement {
   #go(index) {
     this.view.index = index;
     this.timeline.index = index;
+    this.graph.index = index;
     this.#drawCounters();
     if (this.inspector.position >= 0) this.inspector.show(this.#recording, index, this.inspector.position);
     this.dispatchEvent(new CustomEvent("step", { detail: { index } }));

@@ -1,0 +1,30 @@
+"""Prepared images on their way to the engine: shapes in the JSON of a message, and pixels in its blob.
+
+Imports no torch: the request reader packs them, and the engine process unpacks them.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from gesso.images.image import Image
+
+Shape = tuple[int, int, int, int]  # rows and columns of patches, soft tokens, and values of a patch
+
+
+def pack(images: Iterable[Image]) -> tuple[list[Shape], bytes]:
+    """Return the shapes and the pixels of images. An image that occurs twice is packed once: a prompt names it."""
+    different = {image.digest: image for image in images}.values()
+    shapes = [(image.rows, image.columns, image.tokens, image.patches.shape[1]) for image in different]
+    return shapes, b"".join(np.ascontiguousarray(image.patches).tobytes() for image in different)
+
+
+def unpack(shapes: Sequence[Sequence[int]], blob: bytes) -> tuple[tuple[Image, ...], bytes]:
+    """Return the images at the beginning of a blob, and the rest of it. The pixels are not copied."""
+    images, start = [], 0
+    for rows, columns, tokens, values in shapes:
+        count = rows * columns * values
+        patches = np.frombuffer(blob, np.uint8, count, start).reshape(rows * columns, values)
+        images.append(Image(patches, rows, columns, tokens))
+        start += count
+    return tuple(images), blob[start:]
