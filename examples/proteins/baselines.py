@@ -6,7 +6,7 @@
 - frequencies: residues drawn with their frequencies in the training sequences
 - visible: the most common residue of the visible part
 - k-mer: a Markov chain over four residues, conditioned on both sides; the most probable residue at each position
-- copy: the residues of the training sequence that aligns best with the visible part, k-mer where there are none
+- copy: the residues of the training sequences that align best with the two sides, k-mer where there are none
 """
 
 import argparse
@@ -100,26 +100,36 @@ def likeliest(chain: Chain, before: str, after: str, length: int) -> str:
 
 
 def copy_all(items: Sequence[Item], train: Sequence[str]) -> dict[str, str]:
-    """Return, per item, the training residues at the hidden positions of the best alignment of the visible part.
+    """Return, per item, the training residues at the hidden positions of the best alignments of both visible sides.
 
-    A character that is no residue stands for a position that the alignment does not have.
+    Each half is copied next to the side that it adjoins, unless that side aligns less than half as well as the other. A
+    character that is no residue stands for a position that the alignment does not have.
     """
     windows = [item.meta["before"] + "-" * len(item.expected) + item.meta["after"] for item in items]
     ours, theirs = Packed.of(windows), Packed.of(train)
-    best = [(0, 0)] * len(items)  # score, and how far the training place is from the place in the window
+    begins = np.searchsorted(ours.owner, np.arange(len(items)))  # places of the first residues
+    holes = begins + [len(item.meta["before"]) for item in items]
+    best = [(0, 0)] * (2 * len(items))  # per side: score, and how far the training place is from the place here
     for at_a, at_b in shared_words(ours, theirs, (0, 1, 2, 3, 4)):
         found, owner = alignment_scores(ours, at_a, theirs, at_b), ours.owner[at_a]
-        order = np.argsort(found)
-        last = {int(owner[i]): int(i) for i in order}  # the highest of an item comes last
-        for index, i in last.items():
-            best[index] = max(best[index], (int(found[i]), int(at_b[i] - at_a[i])))
-    alphabet = np.frombuffer((RESIDUES + "-").encode(), np.uint8)
+        side = 2 * owner + (at_a > holes[owner])
+        last = {int(side[i]): int(i) for i in np.argsort(found)}  # the highest of a side comes last
+        for number, i in last.items():
+            best[number] = max(best[number], (int(found[i]), int(at_b[i] - at_a[i])))
     copies = {}
-    for index, (item, (score, shift)) in enumerate(zip(items, best, strict=True)):
-        start = int(np.searchsorted(ours.owner, index)) + len(item.meta["before"]) + shift
-        there = theirs.codes[max(start, 0) : start + len(item.expected)] if score else np.zeros(0, np.uint8)
-        copies[item.name] = alphabet[there].tobytes().decode().ljust(len(item.expected), "-")
+    for index, item in enumerate(items):
+        left, right = best[2 * index : 2 * index + 2]
+        if 2 * min(left, right)[0] < max(left, right)[0]:
+            left = right = max(left, right)
+        texts = [_copied(theirs, int(holes[index]) + shift, len(item.expected)) for _, shift in (left, right)]
+        half = len(item.expected) // 2
+        copies[item.name] = texts[0][:half] + texts[1][half:] if left[0] else "-" * len(item.expected)
     return copies
+
+
+def _copied(packed: Packed, start: int, length: int) -> str:
+    alphabet = np.frombuffer((RESIDUES + "-").encode(), np.uint8)
+    return alphabet[packed.codes[max(start, 0) : start + length]].tobytes().decode().ljust(length, "-")
 
 
 def scores(task: tasks.Proteins, items: Sequence[Item], fill: Fill) -> Mapping[str, list[float]]:

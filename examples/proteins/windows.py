@@ -1,7 +1,7 @@
 """The task's form: a window of a protein with a hidden stretch, and the prompt that asks for it.
 
-The prompt is `<|fim_prefix|>17\\nMKFLIL<|fim_suffix|>AADNHG<|fim_middle|>`: the length of the hidden stretch, optionally
-a motif that it must contain, then the residues before it and those after it. The answer is the stretch.
+The prompt is `<|fim_prefix|>17\\nMKFLIL<|fim_suffix|>AADNHG<|fim_middle|>`: the length of the hidden stretch, a motif
+that it must contain if there is one, the residues before it, and those after it. The answer is the stretch.
 """
 
 import random
