@@ -1,6 +1,6 @@
 """Draw how the drafts of a hidden stretch settle: one sequence logo per denoising step, and the true residues below.
 
-    python -m examples.proteins.picture -m runs/proteins/model --out docs/images/proteins.svg
+    python -m examples.proteins.picture -m runs/proteins/model --out examples/proteins/drafts.svg
 
 In a logo, the height of a letter is the probability of the residue at that position.
 """
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=tasks.FOLDER, help="the folder of examples.proteins.data")
     parser.add_argument("--item", type=int, default=0, help="number of the test item")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("docs/images/proteins.svg"))
+    parser.add_argument("--out", type=Path, default=Path("examples/proteins/drafts.svg"))
     asked = parser.parse_args(arguments)
     try:
         items = list(getattr(tasks, asked.task)(data=(asked.data,)).items("test", asked.item + 1, 0))

@@ -173,6 +173,7 @@ def test_items_come_from_held_out_sequences_only(folder: Path) -> None:
         assert [item.name for item in task.items("test", 4, 0)] == [item.name for item in items[:4]]
         for item in items:
             before, after = task.hole(item)
+            assert isinstance(item.prompt, str)
             assert before == item.prompt[len("<|fim_prefix|>") :].split("<|fim_suffix|>")[0]
             assert after == item.meta["after"]
             assert re.fullmatch(item.constraint["regex"], item.expected)
@@ -237,6 +238,7 @@ def test_residue_is_a_token_and_a_draft_is_drawn(folder: Path, tmp_path: Path) -
     asked = prompt("MKLLST", "AASSLL", 17)
     assert len(g.tokenizer.encode(asked)) == 1 + 3 + len("17\nMKLLSTAASSLL")  # bos and the markers
     item = next(Motifs(data=(folder,)).items("test", 1, 0))
+    assert isinstance(item.prompt, str)
     constrained = {**Motifs.options, **item.constraint, "steps": 2, "seed": 0}
     scores = Motifs(data=(folder,)).score(item, g.generate(item.prompt, **constrained).text)
     assert (scores["motif"], scores["length"]) == (1, 1)
