@@ -29,6 +29,7 @@ from gesso.eval import Item
 from gesso.eval.estimate import estimate_score
 
 ORDER = 3  # residues that predict the next
+WORD = (0, 1, 2, 3, 4)  # offsets of the residues that a shared word compares
 PRIOR = 20.0  # weight of the shorter context, in occurrences
 Chain = npt.NDArray[np.float64]  # probability of the last index after the ORDER before it
 Fill = Callable[[Item], str]
@@ -110,7 +111,7 @@ def copy_all(items: Sequence[Item], train: Sequence[str]) -> dict[str, str]:
     begins = np.searchsorted(ours.owner, np.arange(len(items)))  # places of the first residues
     holes = begins + [len(item.meta["before"]) for item in items]
     best = [(0, 0)] * (2 * len(items))  # per side: score, and how far the training place is from the place here
-    for at_a, at_b in shared_words(ours, theirs, (0, 1, 2, 3, 4)):
+    for at_a, at_b in shared_words(ours.words(WORD), theirs.words(WORD)):
         found, owner = alignment_scores(ours, at_a, theirs, at_b), ours.owner[at_a]
         side = 2 * owner + (at_a > holes[owner])
         last = {int(side[i]): int(i) for i in np.argsort(found)}  # the highest of a side comes last

@@ -22,6 +22,7 @@ from examples.proteins.sequences import Protein, read_proteins
 from examples.proteins.task import FOLDER
 from gesso.errors import InputError
 
+WORD = (0, 1, 2, 3)  # offsets of the residues that a shared word compares
 CANDIDATES = 20
 EXPECTED = 1e-3  # alignments that chance gives more often are not counted
 COLUMNS = 40  # shorter alignments are not counted
@@ -39,22 +40,18 @@ def own_hits(test: Sequence[str], train: Sequence[str]) -> Iterator[Hit]:
                 yield number, one.identity, one.columns
 
 
-def nearest(queries: Sequence[str], targets: Sequence[str]) -> list[list[int]]:
-    """Return, per query, the targets that share most words with it, for their length."""
-    ours, theirs = Packed.of(queries), Packed.of(targets)
-    counts = np.zeros(0, np.int64)
-    pairs = np.zeros(0, np.int64)
-    for at_a, at_b in shared_words(ours, theirs, (0, 1, 2, 3)):
-        keys = ours.owner[at_a].astype(np.int64) * len(targets) + theirs.owner[at_b]
-        pairs, inverse = np.unique(np.concatenate([pairs, keys]), return_inverse=True)
-        counts = np.bincount(inverse, np.concatenate([counts, np.ones(len(keys), np.int64)])).astype(np.int64)
-    query, target = pairs // len(targets), pairs % len(targets)
+def nearest(queries: Sequence[str], targets: Sequence[str]) -> Iterator[list[int]]:
+    """Yield, per query, the targets that share most words with it, for their length."""
+    theirs = Packed.of(targets)
+    words = theirs.words(WORD)
     # Long sequences share words by chance: about in proportion to their length.
-    lengths = np.array([len(sequence) for sequence in targets])
-    order = np.lexsort((-counts / np.sqrt(lengths[target]), query))
-    query, target = query[order], target[order]
-    begins = np.searchsorted(query, np.arange(len(queries) + 1))
-    return [target[a : min(b, a + CANDIDATES)].tolist() for a, b in zip(begins, begins[1:], strict=False)]
+    scale = np.sqrt([len(target) for target in targets])
+    for query in queries:
+        counts = np.zeros(len(targets), np.int64)
+        for _, places in shared_words(Packed.of([query]).words(WORD), words):
+            counts += np.bincount(theirs.owner[places], minlength=len(targets))
+        order = np.argsort(-counts / scale, kind="stable")[:CANDIDATES]
+        yield [int(target) for target in order if counts[target]]
 
 
 def mmseqs_hits(program: str, test: Sequence[str], train: Sequence[str]) -> Iterator[Hit]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from examples.proteins.residues import BLOSUM62, OUTSIDE, encode
 
 Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+Words = tuple[Ints, Ints]  # words of some places as numbers, in order, and the places
 
 WORD = (0, 1, 2, 3, 4, 5)  # offsets of the residues that a shared word compares, to form families
 # Words with gaps find relatives that share no run of residues (Ma et al., PatternHunter, 2002).
@@ -43,8 +43,8 @@ class Packed:
         owner = np.repeat(np.arange(-1, len(sequences), dtype=np.int32), lengths)
         return cls(codes, owner)
 
-    def words(self, offsets: Sequence[int]) -> tuple[Ints, Ints]:
-        """Return the words of all places as numbers, in order, and the places."""
+    def words(self, offsets: Sequence[int]) -> Words:
+        """Return the words of all places, without those of low complexity."""
         count = max(0, len(self.codes) - offsets[-1])
         number = np.zeros(count, np.int64)
         good = np.ones(count, bool)
@@ -109,7 +109,7 @@ def best_scores(queries: Sequence[str], targets: Sequence[str]) -> tuple[Ints, I
     ours, theirs = Packed.of(queries), Packed.of(targets)
     score, target = np.zeros(len(queries), np.int64), np.full(len(queries), -1)
     for offsets in SPACED:
-        for at_a, at_b in shared_words(ours, theirs, offsets):
+        for at_a, at_b in shared_words(ours.words(offsets), theirs.words(offsets)):
             found = alignment_scores(ours, at_a, theirs, at_b)
             query = ours.owner[at_a]
             order = np.argsort(found)  # the highest of a query is written last
@@ -121,10 +121,10 @@ def best_scores(queries: Sequence[str], targets: Sequence[str]) -> tuple[Ints, I
     return score, target
 
 
-def shared_words(a: Packed, b: Packed, offsets: Sequence[int]) -> Iterator[tuple[Ints, Ints]]:
+def shared_words(a: Words, b: Words) -> Iterator[tuple[Ints, Ints]]:
     """Yield all pairs of places with the same word, in parts."""
-    words_a, places_a = a.words(offsets)
-    words_b, places_b = b.words(offsets)
+    words_a, places_a = a
+    words_b, places_b = b
     first, last = np.searchsorted(words_b, words_a), np.searchsorted(words_b, words_a, "right")
     counts = last - first
     ends = np.cumsum(counts)

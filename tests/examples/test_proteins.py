@@ -105,14 +105,13 @@ def test_relative_without_a_common_run_of_residues_is_found() -> None:
 
 def test_alignment_crosses_gaps_and_counts_identity() -> None:
     sequence = protein("a")
-    ours, stranger = align(sequence, [protein("x", 30) + sequence[:60] + sequence[64:], protein("b", 90)])
-    assert (ours.columns, ours.identity) == (120, 116 / 120)
-    assert ours.score == sum(int(BLOSUM62[i, i]) for i in _codes(sequence[:60] + sequence[64:])) - 15
-    assert ours.expected(120, 10**7) < 1e-3 < stranger.expected(120, 10**7)
-
-
-def _codes(sequence: str) -> list[int]:
-    return [RESIDUES.index(residue) for residue in sequence]
+    deleted, inserted = sequence[:60] + sequence[64:], sequence[:60] + "WPWP" + sequence[60:]
+    shorter, longer, stranger = align(sequence, [protein("x", 30) + deleted, inserted, protein("b", 90)])
+    assert (shorter.columns, shorter.identity) == (120, 116 / 120)
+    assert (longer.columns, longer.identity) == (124, 120 / 124)
+    for found, text in ((shorter, deleted), (longer, sequence)):
+        assert found.score == sum(int(BLOSUM62[i, i]) for i in map(RESIDUES.index, text)) - 15
+    assert shorter.expected(120, 10**7) < 1e-3 < stranger.expected(120, 10**7)
 
 
 def test_held_out_sequence_has_no_relative_in_training() -> None:
@@ -124,6 +123,17 @@ def test_held_out_sequence_has_no_relative_in_training() -> None:
     assert len(held) >= 8
     assert len(train) >= 60
     assert best_scores(held, train)[0].max() < NEAR
+
+
+def test_held_out_sequence_with_a_relative_of_another_family_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("examples.proteins.sequences.families", lambda texts: np.arange(len(texts)))
+    sequences = {f"p{i}": protein(f"p{i}", 100) for i in range(40)}
+    sequences |= {f"q{i}": mutated(sequences[f"p{i}"], 0.3, f"q{i}") for i in range(40)}
+    found = divide(sequences, lambda _: None)
+    held = [one.sequence for one in found if one.split != "train"]
+    train = [one.sequence for one in found if one.split == "train"]
+    assert len(found) < len(sequences)
+    assert not held or best_scores(held, train)[0].max() < NEAR
 
 
 def test_check_finds_a_relative_that_was_put_into_test(folder: Path, tmp_path: Path) -> None:
