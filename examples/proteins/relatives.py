@@ -14,7 +14,7 @@ import numpy.typing as npt
 from examples.proteins.residues import BLOSUM62, OUTSIDE, encode
 
 Ints = npt.NDArray[np.int64]
-Words = tuple[Ints, Ints]  # words of some places as numbers, in order, and the places
+Words = tuple[npt.NDArray[np.int32], Ints]  # words of some places as numbers, in order, and the places
 
 WORD = (0, 1, 2, 3, 4, 5)  # offsets of the residues that a shared word compares, to form families
 # Words with gaps find relatives that share no run of residues (Ma et al., PatternHunter, 2002).
@@ -22,6 +22,7 @@ SPACED = ((0, 1, 2, 3, 4), (0, 1, 3, 5, 6), (0, 1, 2, 5, 6), (0, 2, 3, 6, 7), (0
 DISTINCT = 3  # a word has more different residues than this many less than its length; others are low complexity
 NEIGHBOURS = 8  # occurrences of a word that are compared with each one
 REACH = 48  # residues to each side of a word
+BLOCK = 8  # residues that are added at once
 DROP = 16  # an alignment ends where its score is this far below its best
 LINK = 62  # score that puts two sequences into one family
 SURE = 6  # shared words on one diagonal that need no score
@@ -46,41 +47,38 @@ class Packed:
     def words(self, offsets: Sequence[int]) -> Words:
         """Return the words of all places, without those of low complexity."""
         count = max(0, len(self.codes) - offsets[-1])
-        number = np.zeros(count, np.int64)
+        number = np.zeros(count, np.int32)
         good = np.ones(count, bool)
         distinct = np.zeros(count, np.uint8)
         for index, offset in enumerate(offsets):
             column = self.codes[offset : offset + count]
             good &= column < OUTSIDE
-            number = number * OUTSIDE + column
+            number = number * np.int32(OUTSIDE) + column
             new = np.ones(count, bool)
             for earlier in offsets[:index]:
                 new &= self.codes[earlier : earlier + count] != column
             distinct += new
         places = np.flatnonzero(good & (distinct > len(offsets) - DISTINCT))
-        numbers = number[places].astype(np.int32)
-        order = np.argsort(numbers, kind="stable")
-        return numbers[order].astype(np.int64), places[order]
+        order = np.argsort(number[places], kind="stable")
+        return number[places][order], places[order]
 
 
 def alignment_scores(a: Packed, at_a: Ints, b: Packed, at_b: Ints) -> Ints:
     """Return the score of the best ungapped alignment through each pair of places."""
-    table = BLOSUM62.ravel().astype(np.int64)
-    width = OUTSIDE + 1
-
-    def column(rows: Ints, offset: int) -> Ints:
-        return table[a.codes[at_a[rows] + offset].astype(np.int64) * width + b.codes[at_b[rows] + offset]]
-
-    rows = np.arange(len(at_a))
-    total = column(rows, 0)
+    table = BLOSUM62.ravel().astype(np.int16)
+    total = table.take(a.codes[at_a] * np.uint16(OUTSIDE + 1) + b.codes[at_b]).astype(np.int64)
+    blocks_a, blocks_b = (np.lib.stride_tricks.sliding_window_view(each.codes, BLOCK) for each in (a, b))
     for direction in (1, -1):
-        running, best, active = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64), rows
-        for step in range(1, REACH + 1):
-            now = running[active] + column(active, direction * step)
-            running[active] = now
-            best[active] = np.maximum(best[active], now)
-            if step % 4 == 0:
-                active = active[running[active] > best[active] - DROP]
+        running, best = np.zeros(len(at_a), np.int16), np.zeros(len(at_a), np.int16)
+        active = np.arange(len(at_a))
+        for offset in range(1, REACH, BLOCK):
+            begin = offset if direction == 1 else 1 - offset - BLOCK
+            codes_a, codes_b = blocks_a[at_a[active] + begin], blocks_b[at_b[active] + begin]
+            scores = table.take(codes_a * np.uint16(OUTSIDE + 1) + codes_b)[:, ::direction]
+            sums = running[active, None] + np.cumsum(scores, axis=1, dtype=np.int16)
+            running[active] = sums[:, -1]
+            best[active] = np.maximum(best[active], sums.max(axis=1))
+            active = active[running[active] > best[active] - DROP]
         total += best
     return total
 

@@ -8,12 +8,11 @@ import gzip
 import hashlib
 import json
 import lzma
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from examples.proteins.debs import fetch, read_member, read_packages
 from examples.proteins.relatives import best_scores, families
@@ -62,12 +61,12 @@ def is_usable(sequence: str) -> bool:
 def divide(sequences: Mapping[str, str], progress: Callable[[str], None]) -> list[Protein]:
     """Return the sequences with their splits. Held-out families keep one sequence each; dropped ones are left out."""
     names, texts = list(sequences), list(sequences.values())
-    family = families(texts)
-    sizes = np.bincount(family, minlength=len(texts))
-    progress(f"{len(set(family.tolist())):,} families, the largest with {sizes.max():,} sequences")
-    split = ["train" if sizes[f] > LARGE else split_of(names[f]) for f in family.tolist()]
+    family = families(texts).tolist()
+    sizes = Counter(family)
+    progress(f"{len(sizes):,} families, the largest with {max(sizes.values()):,} sequences")
+    split = ["train" if sizes[f] > LARGE else split_of(names[f]) for f in family]
     train = [text for text, one in zip(texts, split, strict=True) if one == "train"]
-    first = [i for i, f in enumerate(family.tolist()) if i == f and split[i] != "train"]
+    first = [i for i, f in enumerate(family) if i == f and split[i] != "train"]
     scores, _ = best_scores([texts[i] for i in first], train)
     kept = {i for i, score in zip(first, scores.tolist(), strict=True) if score < NEAR}
     progress(f"{len(first):,} held-out families, {len(first) - len(kept):,} dropped for a relative in training")

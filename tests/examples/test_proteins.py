@@ -16,7 +16,7 @@ from examples.proteins.align import align
 from examples.proteins.data import rows_of, write_data
 from examples.proteins.relatives import best_scores, families
 from examples.proteins.residues import BLOSUM62, RESIDUES, read_fasta
-from examples.proteins.sequences import NEAR, Protein, divide, read_proteins
+from examples.proteins.sequences import NEAR, Protein, divide, read_proteins, write_proteins
 from examples.proteins.task import Known, Motifs, Proteins
 from examples.proteins.windows import LONGEST, MOTIFS, SHORTEST, WINDOW, draw_hole, pattern, prompt
 from gesso import InputError
@@ -114,15 +114,19 @@ def test_alignment_crosses_gaps_and_counts_identity() -> None:
     assert shorter.expected(120, 10**7) < 1e-3 < stranger.expected(120, 10**7)
 
 
-def test_held_out_sequence_has_no_relative_in_training() -> None:
+def test_held_out_sequence_has_no_relative_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("examples.proteins.sequences.KNOWN", 5)
     sequences = {f"p{i}": protein(f"p{i}", 100) for i in range(60)}
     sequences |= {f"q{i}": mutated(sequences[f"p{i}"], 0.3, f"q{i}") for i in range(60)}
     found = divide(sequences, lambda _: None)
     train = [one.sequence for one in found if one.split == "train"]
     held = [one.sequence for one in found if one.split != "train" and not one.known]
     assert len(held) >= 8
-    assert len(train) >= 60
+    assert len(train) >= 50
     assert best_scores(held, train)[0].max() < NEAR
+    assert 0 < sum(one.known for one in found) < 40
+    write_proteins(found, tmp_path)
+    assert read_proteins(tmp_path) == found
 
 
 def test_held_out_sequence_with_a_relative_of_another_family_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
