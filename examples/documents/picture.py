@@ -1,6 +1,6 @@
 """Draw a repair: the damaged document, drafts of the patch, and the document with the changed characters marked.
 
-python -m examples.documents.picture -m runs/documents/model --out docs/images/documents.svg
+python -m examples.documents.picture -m runs/documents/model --out examples/documents/repair.svg
 """
 
 import argparse
