@@ -54,7 +54,7 @@ class Documents:
 
     name: ClassVar[str] = "documents"
     scores: ClassVar[tuple[str, ...]] = ("repaired", "exact", "untouched", "edit")
-    options: ClassVar[Mapping[str, Any]] = MappingProxyType({"max_new_tokens": 112})
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType({"max_new_tokens": 128})
 
     def items(self, split: str, count: int, seed: int) -> Iterator[Item]:
         """Return every excerpt once, then every excerpt with other damages, and so on."""
