@@ -16,7 +16,7 @@ from examples.documents.damage import damage, places
 from examples.documents.repair import main as repair_file
 from examples.documents.repair import repair
 from examples.documents.structure import html, is_broken, is_same
-from examples.documents.task import Documents, distance, score
+from examples.documents.task import Documents, Json, distance, score
 from gesso.errors import InputError
 from gesso.eval.task import split_of
 
@@ -147,6 +147,7 @@ def test_items_are_reproducible_alternate_kinds_and_are_solved_by_their_patch(ex
     items = list(task.items("test", 40, seed=1))
     assert items == list(task.items("test", 40, seed=1)) != list(task.items("test", 40, seed=2))
     assert [item.meta["kind"] for item in items[:4]] == ["markdown", "json"] * 2
+    assert {item.meta["kind"] for item in Json(data=(excerpts,)).items("test", 4, seed=1)} == {"json"}
     for item in items:
         assert task.score(item, item.expected) == dict.fromkeys(task.scores, 1.0)
         assert patch.numbered(item.meta["damaged"]) in item.prompt
