@@ -256,7 +256,7 @@ def test_residue_is_a_token_and_a_draft_is_drawn(folder: Path, tmp_path: Path) -
     constrained = {**Motifs.options, **item.constraint, "steps": 2, "seed": 0}
     scores = Motifs(data=(folder,)).score(item, g.generate(item.prompt, **constrained).text)
     assert (scores["motif"], scores["length"]) == (1, 1)
-    columns = [[("L", 0.6), ("V", 0.3), ("(", 0.1)]] * len(item.expected)
+    columns = [[("L", 0.4), ("V", 0.3), ("(", 0.1), ("", 0.2)]] * len(item.expected)
     drawing = picture.draw([columns] * 9, item)
     assert drawing.count(">V</text>") >= picture.SHOWN * len(item.expected)
     assert "(</text>" not in drawing
