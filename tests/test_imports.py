@@ -1,6 +1,7 @@
 """The import structure: packages import only packages below them, and modules do not import each other in cycles."""
 
 import ast
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -54,6 +55,7 @@ BELOW = {
 }
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Return the names that a file imports from gesso, also inside functions and for type checking."""
     found: set[str] = set()
