@@ -1,5 +1,6 @@
 """Fixtures and markers of all tests. No test uses the network, and each process uses one thread."""
 
+import gc
 import io
 import json
 import logging
@@ -10,9 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from tests.interpreter import speed_up
+gc.disable()  # until all tests are imported: see pytest_collection_finish
+import torch  # noqa: E402
+
+from tests.interpreter import speed_up  # noqa: E402
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in processes that tests start, too: their models are small
@@ -97,6 +100,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return str(path) not in SLOW and not starts_server(path)
 
     items.sort(key=is_fast)
+
+
+def pytest_collection_finish() -> None:
+    """Start the garbage collector, which never looks at the imported modules: they live as long as the process."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

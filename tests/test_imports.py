@@ -1,6 +1,8 @@
 """The import structure: packages import only packages below them, and modules do not import each other in cycles."""
 
 import ast
+import re
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -54,6 +56,7 @@ BELOW = {
 }
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Return the names that a file imports from gesso, also inside functions and for type checking."""
     found: set[str] = set()
@@ -121,6 +124,14 @@ def test_the_package_never_imports_its_oracle():
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert "import transformers" not in text and "from transformers" not in text, path
+
+
+def test_slow_packages_are_imported_only_in_the_tests_that_need_them():
+    """Each process of pytest-xdist imports every test file. These packages take seconds."""
+    slow = re.compile(r"^(?:import|from) (peft|langchain_openai|schemathesis|jsonschema)\b", re.MULTILINE)
+    for path in TESTS.rglob("test_*.py"):
+        found = slow.search(path.read_text(encoding="utf-8"))
+        assert not found, f"{path.relative_to(ROOT)}: import {found[1]} inside the functions that need it"
 
 
 def test_make_check_covers_every_package():

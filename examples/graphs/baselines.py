@@ -29,7 +29,7 @@ Lines = Sequence[str]
 Start = Callable[[Lines, random.Random], Graph]
 Program = Callable[[Lines, random.Random], Iterator[Graph]]  # yields one graph per try
 LEVELS = {"all": Graphs, "easy": Easy, "medium": Medium, "hard": Hard}
-TRIES = (1, 4, 48)  # one attempt, those of `--attempts 4`, and the most denoising steps of an attempt
+TRIES = (1, 4, 48)  # 4 as with `--attempts 4`; 48 as the passes of an answer with `--steps 48`
 TRAINING = 10_000  # rows for `nearest`
 
 

@@ -62,6 +62,7 @@ def draw_graph(vertices: int, rng: random.Random) -> Graph:
 
 
 def lettered(graph: Graph, rng: random.Random) -> Graph:
+    """Return the graph with its vertices in the order of this file's first lines. Ties are broken at random."""
     left = rng.sample(range(len(graph)), len(graph))
     order: list[int] = []
     while left:
@@ -72,32 +73,33 @@ def lettered(graph: Graph, rng: random.Random) -> Graph:
 
 
 def _uniform(vertices: int, rng: random.Random) -> list[Edge]:
-    """Each pair is joined with the same probability."""
+    """Join each pair with the same probability."""
     share = rng.uniform(0.15, 0.6)
     return [pair for pair in _pairs(vertices) if rng.random() < share]
 
 
 def _tree_and_more(vertices: int, rng: random.Random) -> list[Edge]:
-    """A random tree, and up to three further edges. The tree is long and thin, or short and wide."""
+    """Return a random tree, from long and thin to short and wide, and up to three further edges."""
     reach = rng.randint(1, vertices)
     tree = [(rng.randrange(max(0, v - reach), v), v) for v in range(1, vertices)]
     return tree + rng.sample(_pairs(vertices), rng.randint(0, 3))
 
 
 def _parted(vertices: int, rng: random.Random) -> list[Edge]:
-    """Edges between two, three or four parts only, so that as many colours suffice."""
+    """Join vertices of different parts only, of two to four parts, so that as many colours suffice."""
     parts, share = rng.choice((2, 2, 3, 4)), rng.uniform(0.3, 0.8)
     part = [rng.randrange(parts) for _ in range(vertices)]
     return [(u, v) for u, v in _pairs(vertices) if part[u] != part[v] and rng.random() < share]
 
 
 def _cycle_and_chords(vertices: int, rng: random.Random) -> list[Edge]:
+    """Return a cycle through all vertices and some further edges."""
     cycle = [(v, (v + 1) % vertices) for v in range(vertices)]
     return cycle + rng.sample(_pairs(vertices), rng.randint(0, vertices // 2))
 
 
 def _separate(vertices: int, rng: random.Random) -> list[Edge]:
-    """Two or three graphs of other families without edges between them."""
+    """Return two or three graphs of other families without edges between them."""
     cuts = sorted(rng.sample(range(1, vertices), rng.randint(1, 2)))
     found: list[Edge] = []
     for start, end in zip([0, *cuts], [*cuts, vertices], strict=True):

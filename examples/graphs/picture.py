@@ -22,7 +22,7 @@ from examples.graphs.text import NAMES, edges_in_draft, read_rows, rows
 from gesso.errors import InputError
 
 SIDE, RADIUS, LINE = 200, 10, 17  # of a drawing, a vertex, and a line of text
-SHOWN = 6  # steps of a run
+STEPS, SHOWN = 48, 6  # of a run, and those that are drawn
 STYLE = """<style>
 text { font: 13px ui-monospace, Menlo, Consolas, monospace; fill: #211e19; }
 .name { font-size: 11px; text-anchor: middle; dominant-baseline: central; }
@@ -131,7 +131,7 @@ def met(requirements: Sequence[str], draft: str) -> str:
 
 def run(model: str, requirements: Sequence[str], seed: int) -> list[str]:
     """Return the text of every draft of a run."""
-    events = gesso.load(model).stream(prompt_of(tuple(requirements)), seed=seed, **Graphs.options)
+    events = gesso.load(model).stream(prompt_of(tuple(requirements)), seed=seed, steps=STEPS, **Graphs.options)
     return [event.text for event in events if event.kind == "draft"]
 
 

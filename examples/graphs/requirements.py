@@ -64,7 +64,7 @@ _FORMS = {
     "colours": _LIST,
 }
 _LINE = re.compile("|".join(f"({name})({_FORMS.get(name, _ONE)})" for name in CHECKS))
-# Requirements that say nothing new beside another one.
+# Requirements that follow from another one: only one of both is stated.
 _IMPLIED = {
     "degrees": {"edges"},
     "diameter": {"connected"},

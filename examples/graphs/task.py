@@ -1,7 +1,7 @@
 """The graph task: requirements in, a graph that meets all of them out.
 
-    gesso eval examples.graphs.task:Graphs -m runs/graphs/model --count 1000
-    gesso eval examples.graphs.task:Hard -m runs/graphs/model --count 1000 --attempts 4
+    gesso eval examples.graphs.task:Graphs -m runs/graphs/model --count 1000 --steps 48
+    gesso eval examples.graphs.task:Hard -m runs/graphs/model --count 1000 --steps 48 --attempts 4
 
 Any graph that meets the requirements is right; `expected` is only the one that they were made from.
 """
@@ -27,7 +27,7 @@ class Graphs:
     name: ClassVar[str] = "graphs"
     levels: ClassVar[tuple[str, ...]] = tuple(LEVELS)
     scores: ClassVar[tuple[str, ...]] = ("valid", "share", "parses")
-    options: ClassVar[Mapping[str, Any]] = MappingProxyType({"max_new_tokens": CANVAS, "steps": 48})
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType({"max_new_tokens": CANVAS})
 
     def items(self, split: str, count: int, seed: int) -> Iterator[Item]:
         """Return different questions: no two have the same lines."""

@@ -31,7 +31,7 @@ def is_buffer(name: str) -> bool:
 
 def vision_tensors(config: Config) -> dict[str, tuple[int, ...]]:
     """Return the shape of every stored tensor of the tower and of its projection into the text model, by name."""
-    found = _empty(config).named_parameters(prefix=PREFIX.rstrip("."))
+    found = empty_vision(config).named_parameters(prefix=PREFIX.rstrip("."))
     return {checkpoint_name(name): tuple(parameter.shape) for name, parameter in found}
 
 
@@ -64,7 +64,7 @@ def attach_vision(
     from gesso.checkpoint.huggingface import plain
     from gesso.model.init import begin_one
 
-    model.vision = _empty(model.config)
+    model.vision = empty_vision(model.config)
     names = {checkpoint_name(name): name for name, _ in model.named_parameters() if name.startswith(PREFIX)}
 
     def place(name: str, tensor: "torch.Tensor") -> None:
@@ -99,7 +99,7 @@ def _stored(source: "Source") -> Iterator[Stored]:
     return (part for name, part in stored.items() if is_vision(name))
 
 
-def _empty(config: Config) -> "Vision":
+def empty_vision(config: Config) -> "Vision":
     """Return the tower without weights: names and shapes on the meta device."""
     import torch
 

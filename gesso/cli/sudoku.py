@@ -2,13 +2,16 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gesso.bundled import SOLVER
+from gesso.cli.images import open_pictures
 from gesso.cli.options import EXIT_CODES, Denoising, Json, Live, Loading, Seed, with_options
 from gesso.cli.terminal import note, print_json, print_text
+from gesso.errors import InputError
 
 ATTEMPTS = 4
 CODES = f"{EXIT_CODES} An unsolved puzzle gives 1."
@@ -17,11 +20,14 @@ CODES = f"{EXIT_CODES} An unsolved puzzle gives 1."
 @with_options
 def sudoku(
     puzzle: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="PUZZLE", help="81 digits with 0 or . for an empty cell, a file of such lines, or - for stdin."
         ),
-    ],
+    ] = None,
+    images: Annotated[
+        list[Path] | None, typer.Option("--image", help="Picture of a puzzle, in place of PUZZLE; may be repeated.")
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -41,9 +47,16 @@ def sudoku(
     """Solve Sudokus by diffusion, all cells at once."""
     from gesso.cli import sudoku_view as solving
 
-    puzzles = solving.read(puzzle)
+    if (puzzle is None) == (not images):
+        raise InputError("give a puzzle or --image FILE, and not both")
+    puzzles = [] if puzzle is None else solving.read(puzzle)
+    pictures = open_pictures(images or [])
     settings = denoising.diffusion()
     solver = replace(loading, model=model).load(SOLVER)
+    for name, picture in pictures:
+        puzzles.append(solving.read_picture(solver, picture, name))
+        if not json:
+            note(f"{name} shows\n{puzzles[-1].lines()}")
     solved = 0
     for asked in puzzles:
         name = f"{asked.name}: " if len(puzzles) > 1 else ""

@@ -22,11 +22,15 @@ from gesso.cli.terminal import SPECIAL, console, lines
 from gesso.errors import InputError
 from gesso.eval.sudoku.grid import CELLS, DIGITS, UNITS, is_valid, solves
 from gesso.eval.sudoku.puzzles import check_puzzle, find_puzzles, read_text
+from gesso.eval.sudoku.reading import puzzle_prompt, read_grid
 from gesso.eval.sudoku.task import Sudoku, spaced, transformed
 
 if TYPE_CHECKING:
+    import PIL.Image
+
     from gesso.api import Gesso
     from gesso.engine.events import Draft, Event, Result
+    from gesso.images.image import Image
 
 FRAME_SECONDS = 0.15  # a small model would finish before a frame can be seen
 CLUE, SETTLED, OPEN, WRONG = "bold", "cyan", "dim", "red"
@@ -40,6 +44,12 @@ TOP, BETWEEN, BOTTOM = "┌───────┬───────┬─�
 class Puzzle:
     name: str  # file and line, or empty for a typed puzzle
     grid: str
+    image: "Image | None" = None  # to show in place of the grid
+
+    def lines(self) -> str:
+        """Return nine lines of nine digits, with a dot for an empty cell."""
+        grid = self.grid.replace("0", ".")
+        return "\n".join(spaced(grid[i : i + 9]) for i in range(0, 81, 9))
 
     @property
     def clues(self) -> set[int]:
@@ -57,6 +67,20 @@ def read(given: str) -> list[Puzzle]:
             f"no such file: {given}; expected 81 digits (0 or . for an empty cell), a file of puzzles, or - for stdin"
         )
     return [_puzzle("", given)]
+
+
+def read_picture(model: "Gesso", picture: "PIL.Image.Image", name: str) -> Puzzle:
+    """Return the puzzle that a model reads in a picture. It has exactly one solution."""
+    image = model.read_image(picture, where=name)
+    read = Puzzle(name, read_grid(model, image, name), image)
+    try:
+        check_puzzle(read.grid)
+    except InputError as error:
+        raise InputError(
+            f"{name} is read as\n{read.lines()}\n{error}. If it shows another puzzle, crop the picture to the grid, or "
+            "type the puzzle"
+        ) from None
+    return read
 
 
 def _from_text(text: str, name: str) -> list[Puzzle]:
@@ -159,8 +183,9 @@ def attempts(
         if number > 1:
             assert seed is not None, "the first attempt sets the seed"
             grid, back = transformed(puzzle.grid, seed, number - 1)
-            shown, status = replace(puzzle, grid=grid), f"attempt {number}, transformed · "
-        events = model.stream(spaced(shown.grid), **{**Sudoku.options, **options, "seed": seed})
+            shown, status = replace(puzzle, grid=grid, image=None), f"attempt {number}, transformed · "
+        prompt = puzzle_prompt(model, shown.image) if shown.image is not None else spaced(shown.grid)
+        events = model.stream(prompt, **{**Sudoku.options, **options, "seed": seed})
         result, took = _follow(model, shown, events, watch, status)
         answer = back("".join(result.text.split()))
         steps, seconds, seed = steps + result.usage.denoising_steps, seconds + took, result.seed

@@ -30,6 +30,11 @@ UNREADABLE = "it cannot be checked"
 SEARCHING = ("pattern", "patternProperties", "additionalProperties", "unevaluatedProperties")
 
 
+def warm_up() -> None:
+    """Import the package now instead of with the first check: in a process that forks, once for all its children."""
+    import jsonschema  # noqa: F401
+
+
 def schema_problem(schema: Mapping[str, Any] | bool, text: str) -> str | None:
     """Return the place and the reason why a text is not valid JSON under a schema; None if it is."""
     return _at_any_depth(lambda: _text_problem(schema, text))

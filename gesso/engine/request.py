@@ -129,7 +129,7 @@ class Request:
                     f"the prompt has {len(block)} soft tokens at token {block.start}, not all {image.tokens} of their "
                     "image in order; an image cannot be cut"
                 )
-        if is_image(self.prompt[-1]):
+        if is_image(self.prompt[-1]) and self.diffusion.by_token:  # predicts from the last token of the prompt
             raise InputError("the prompt ends with an image; put text after it, at least the end-of-image token")
         _check_vocabulary("prompt", tuple(token for token in self.prompt if not is_image(token)), config)
 

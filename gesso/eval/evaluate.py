@@ -13,6 +13,7 @@ from gesso.engine.plan import total_usage
 from gesso.errors import InputError
 from gesso.eval.answers import Answer, Question, Tries, answers
 from gesso.eval.estimate import Estimate, estimate, estimate_score
+from gesso.eval.sudoku.reading import read_grid
 from gesso.eval.task import LOG_PROBABILITY, Item, Task
 from gesso.presets import resolved
 from gesso.settings import choose
@@ -238,7 +239,12 @@ def outcome(
 
 
 def output(g: "Gesso", item: Item, result: Result) -> str:
-    """Return the text to score: for tools with the special tokens of a call, for a conversation without thoughts."""
+    """Return the text to score: for tools with the special tokens of a call, for a conversation without thoughts.
+
+    For a picture, the grid that the model read is in the line before.
+    """
+    if item.draw is not None:
+        return f"{read_grid(g, g.read_image(item.draw()), item.name)}\n{result.text}"
     if item.meta.get("tools"):
         return g.decode(result.tokens, special=True)
     return result.text if isinstance(item.prompt, str) else g.read_answer(result).text

@@ -3,9 +3,12 @@
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from gesso.errors import InputError
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 SPLITS = ("train", "validation", "test")
 # The one score that is not between 0 and 1: in nats per token. A task that has it generates no text.
@@ -21,6 +24,7 @@ class Item:
     constraint: Mapping[str, Any] = field(default_factory=dict)  # options of `Gesso.chat` for constrained evaluation
     opening: str = ""  # beginning of the answer to a conversation, which is given
     choices: tuple[str, ...] = ()  # continuations to decide between; constrained evaluation writes one of them
+    draw: "Callable[[], PIL.Image.Image] | None" = field(default=None, repr=False)  # a picture in place of the prompt
 
 
 class Task(Protocol):

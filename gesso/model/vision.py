@@ -59,11 +59,11 @@ class VisionAttention(nn.Module):
         q_PND, k_PMD, v_PMD = (
             project(x_PW).unflatten(-1, (-1, self.dim)) for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q_PND, k_PMD = _rotate(self.q_norm(q_PND), across, down), _rotate(self.k_norm(k_PMD), across, down)
+        q_PND, k_PMD = rotate_both(self.q_norm(q_PND), across, down), rotate_both(self.k_norm(k_PMD), across, down)
         return self.o_proj(attend_to(q_PND, k_PMD, rms_norm(v_PMD, None, self.eps)).flatten(1))
 
 
-def _rotate(x_PND: Tensor, across: Rotation, down: Rotation) -> Tensor:
+def rotate_both(x_PND: Tensor, across: Rotation, down: Rotation) -> Tensor:
     """Rotate one half of each head by the column of its patch, the other by the row."""
     left, right = x_PND.chunk(2, dim=-1)
     return torch.cat([rotate(left, *across), rotate(right, *down)], dim=-1)

@@ -13,11 +13,21 @@ import torch
 from torch import Tensor
 
 from gesso.diffusion.noise import HashDraws, HashSource
+from gesso.images.image import Image
 from gesso.train.data import Example
 from gesso.train.layout import Ints, Layout
 
 MIN_NOISE = 1e-3  # smallest share of replaced tokens
 GOLDEN = 0.6180339887  # the fractional parts of its multiples are evenly spread for any count
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An image of a batch, without its pixels."""
+
+    digest: int
+    rows: int  # of patches
+    columns: int
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,10 @@ class Batch:
     before_DKC: Tensor | None = None  # the canvases of the D steps before it, for self-conditioning
     temperature_DK: Tensor | None = None  # of their predictions
     steps_K: Ints | None = None  # of the D, as many as there are before the canvas
+    # Images in the text; None: the batch has none.
+    seen: tuple[Seen, ...] = ()
+    pixels_PI: Tensor | None = None  # patches of all images, one after another
+    image_R: Tensor | None = None  # indices in the text of their soft tokens
 
     @property
     def size(self) -> int:
@@ -80,6 +94,7 @@ def canvases(example: Example, length: int, eos: int) -> list[tuple[int, list[in
 def collate(
     examples: Sequence[Example], *, canvas_length: int, per_example: int | None, eos: int, pad: int, learn_text: str,
     seed: int, first: int, multiple: int = 1, draws: int = 1, pack: bool = False, conditioning: float = 0.0,
+    bidirectional_images: bool = False,
 ) -> Batch:  # fmt: skip
     """Return a batch with `per_example` canvases per example, drawn uniformly without repetition, or all (None).
 
@@ -88,7 +103,7 @@ def collate(
     repeated `draws` times, to be shown at that many noise levels. Every text is padded to the longest of the batch,
     rounded up to a `multiple`. With `pack`, texts follow each other without padding; only their sum is rounded up.
     Of the share `conditioning` of the examples, which get self-conditioning, a later step of their run is shown; of the
-    others, the first.
+    others, the first. The soft tokens of an image attend to each other if images are bidirectional.
     """
     chosen, texts = [], []
     for offset, example in enumerate(examples):
@@ -104,6 +119,10 @@ def collate(
         at_K=np.array([at for found in chosen for at, _ in found]),
         canvas_length=canvas_length,
     )
+    images, image_N2 = _images(examples, texts, layout.begin_B)
+    if bidirectional_images:
+        layout = replace(layout, image_N2=image_N2)
+    image_R = np.concatenate([np.arange(*ends) for ends in image_N2] or [np.zeros(0, dtype=np.int64)])
     text_S, valid_S = np.full(layout.text, pad), np.zeros(layout.text, dtype=bool)
     targets = []
     for begin, example, text in zip(layout.begin_B, examples, texts, strict=True):
@@ -113,12 +132,29 @@ def collate(
         # No token precedes the first, so it cannot be predicted.
         targets += [np.arange(begin + max(start, 1), begin + end) for start, end in spans]
     target_R = np.concatenate(targets) if targets else np.zeros(0, dtype=np.int64)
+    target_R = np.setdiff1d(target_R, image_R) if len(image_R) else target_R  # no token stands for a part of an image
     clean_KC = np.array([tokens for found in chosen for _, tokens in found])
     place_K = np.concatenate([np.arange(len(found)) for found in chosen])
     arrays = (text_S, valid_S, layout.owner_S, target_R, clean_KC, layout.owner_K, place_K)
     tokens, valid, owner, target, clean, canvas_owner, place = map(torch.from_numpy, arrays)
-    recorded = _recorded(examples, canvas_length, conditioning, seed, first)
-    return Batch(tokens, valid, owner, target, clean, canvas_owner, place, layout, **recorded)
+    more = _recorded(examples, canvas_length, conditioning, seed, first)
+    if len(image_R):
+        more["seen"] = tuple(Seen(image.digest, image.rows, image.columns) for image in images)
+        more["pixels_PI"] = torch.from_numpy(np.concatenate([image.patches for image in images]))
+        more["image_R"] = torch.from_numpy(image_R)
+    return Batch(tokens, valid, owner, target, clean, canvas_owner, place, layout, **more)
+
+
+def _images(examples: Sequence[Example], texts: Sequence[Sequence[int]], begin_B: Ints) -> tuple[list[Image], Ints]:
+    """Return the images in the text of a batch, and start and end [N, 2] of the soft tokens of each."""
+    found = [
+        (image, (begin + start, begin + start + image.tokens))
+        for begin, example, text in zip(begin_B, examples, texts, strict=True)
+        for start, image in zip(example.starts, example.images, strict=True)
+        if start < len(text)
+    ]
+    ends_N2 = np.array([ends for _, ends in found], dtype=np.int64).reshape(-1, 2)
+    return [image for image, _ in found], ends_N2
 
 
 def _recorded(

@@ -9,11 +9,14 @@ S text of all examples, C canvas, T tokens, U blocks of a group, Q queries of a 
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gesso.diffusion.hash import send
 from gesso.train.layout import Ints, Layout
+
+Bools = npt.NDArray[np.bool_]
 
 BLOCK = 512  # queries of a block, at most
 ROUND = 256  # blocks whose numbers of keys are equal when rounded up to this multiple share a group, under a mask
@@ -71,7 +74,7 @@ def _blocks(layout: Layout, low_T: Ints, high_T: Ints) -> _Blocks:
     first, queries = _cut(0, layout.text, int(layout.width_B[0]) if alike else layout.text)
     last, no = first + queries - 1, np.zeros_like(first)
     low, high = low_T[first], high_T[last]  # neither decreases along the text
-    causal = (low == first) & (low_T[last] == first)
+    causal = (low == first) & (low_T[last] == first) & ~_any_between(layout.image_N2, first, last + 1)
     text = _Blocks(first, queries, low, high, canvas=no, keys=high - low, causal=causal, dense=no)
 
     length = layout.canvas_length
@@ -80,6 +83,12 @@ def _blocks(layout: Layout, low_T: Ints, high_T: Ints) -> _Blocks:
     canvas = layout.text + (first - layout.text) // length * length
     canvases = _Blocks(first, queries, low, high, canvas, keys=high - low + length, causal=no, dense=no + 1)
     return _Blocks(*map(np.concatenate, zip(vars(text).values(), vars(canvases).values(), strict=True)))
+
+
+def _any_between(image_N2: Ints, first: Ints, end: Ints) -> Bools:
+    """Return for each block of queries whether it has tokens of an image that attend to later ones."""
+    touches: Bools = (image_N2[:, 0] < end[:, None]) & (image_N2[:, 1] > first[:, None])
+    return np.logical_or.reduce(touches, axis=1)
 
 
 def _cut(begin: int, end: int, period: int) -> tuple[Ints, Ints]:

@@ -6,6 +6,8 @@ A row is one JSON object, in one of these formats or in one of `train/formats.py
     {"prompt": "...", "completion": "..."} bos and prompt as context, then the completion and an eos as targets
     {"text": "..."}                        bos as context, then the text and an eos as targets
 
+The contents of messages may have images, which are prompt: see `train/image_rows.py`.
+
 Other keys (id, source, …) are ignored, unless they look like a misspelling of these. A row that cannot be used is
 `Rejected` with its line and the reason. Rows are read once. Their tokens are kept in a temporary file, four bytes each
 (about the size of the text); memory holds a few numbers per row.
@@ -21,13 +23,16 @@ from array import array
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import BinaryIO, Protocol
 
 import numpy as np
 
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
+from gesso.images.image import Image
+from gesso.train.image_rows import ImageReader
+from gesso.train.image_store import ImageStore
 from gesso.train.order import order
 from gesso.train.reading import read_rows
 from gesso.train.recipe import DataSettings
@@ -37,6 +42,7 @@ from gesso.train.views import Viewer
 
 LISTED = 20  # rejected rows named by the error that stops a run
 WHOLE = -1  # in place of a start: the entry shows its whole row
+COUNTS = 3  # before a stored row: responses that are context only, spans, images
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,9 @@ class Example:
     """Responses of the conversation that serve as context and not as targets (see `rows._conversation`)."""
     trajectory: Trajectory | None = None
     """The recorded canvases of the one response, to train on in place of noise."""
+    images: tuple[Image, ...] = ()
+    starts: tuple[int, ...] = ()
+    """Where the soft tokens of each image start. They come before a response, never in one."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +85,11 @@ class Dataset:
     An epoch passes over entries. An entry is a good row, or one section of a long text.
     """
 
-    def __init__(self, settings: DataSettings, tokenizer: Tokenizer, eos: int) -> None:
-        self.settings = settings
+    def __init__(
+        self, settings: DataSettings, tokenizer: Tokenizer, eos: int, images: ImageReader | None = None
+    ) -> None:
+        self.settings, self.reader = settings, images
+        self.images = ImageStore()
         self.rows = 0
         self._rejected: dict[int, Rejected] = {}  # by number of the row
         # One value per good row: index of its file, line, offset in the store, length in tokens.
@@ -87,22 +99,25 @@ class Dataset:
         # One value per entry: number of the good row, start of the section, padded length.
         entry_rows, entry_starts, entry_lengths = array("q"), array("q"), array("q")
         with _token_store() as store:
-            for file, line, read in read_rows(settings, tokenizer, eos):
+            for file, line, read in read_rows(settings, tokenizer, eos, images):
                 if isinstance(read, str):
                     self._rejected[self.rows] = Rejected(settings.files[file], line, read)
                 else:
-                    is_text, record = read
-                    length = len(record) - 2 - 2 * record[1]
+                    length = len(read.tokens)
                     for column, value in zip(columns, (file, line, store.tell() // 4, length), strict=True):
                         column.append(value)
-                    store.write(record)
-                    starts = self._viewer.starts(length) if self._viewer and is_text else (WHOLE,)
+                    numbers = map(self.images.add, read.images)
+                    placed = chain.from_iterable(zip(read.starts, numbers, strict=True))
+                    counts = read.context_only, len(read.spans), len(read.images)
+                    store.write(array("i", (*counts, *chain(*read.spans), *placed, *read.tokens)))
+                    starts = self._viewer.starts(length) if self._viewer and read.is_text else (WHOLE,)
                     for start in [*starts] * (settings.repeat[file] if settings.repeat else 1):
                         entry_rows.append(len(self._file) - 1)
                         entry_starts.append(start)
                         entry_lengths.append(-(-min(length, settings.max_length) // settings.pad_to) * settings.pad_to)
                 self.rows += 1
             store.flush()
+            self.images.close()
             self._entry_rows, self._entry_starts, self._entry_lengths = (
                 np.array(column, dtype=np.int64) for column in (entry_rows, entry_starts, entry_lengths)
             )
@@ -200,7 +215,7 @@ class Dataset:
         if start == WHOLE or self._viewer is None:
             example = self._load(row)
         else:
-            text = self._offset[row] + 4  # after its two counts and its one span
+            text = self._text(row)
             stored = self._store[text + 1 : text + self._length[row]]
             tokens, span = self._viewer.view(stored, start, prompt, canvas_length, rng)
             example = Example(tuple(tokens), (span,), self.settings.files[self._file[row]], self._line[row])
@@ -225,21 +240,29 @@ class Dataset:
     def _ending(self, entry: int, most: int) -> list[int]:
         """Return the last tokens of an entry."""
         row, start = int(self._entry_rows[entry]), int(self._entry_starts[entry])
-        first = self._offset[row] + 2 + 2 * int(self._store[self._offset[row] + 1])
+        first = self._text(row)
         length = self._length[row] if start == WHOLE else min(self._length[row], start + self.settings.max_length)
         ending: list[int] = self._store[first + max(0, length - most) : first + length].tolist()
         return ending
 
-    def _load(self, row: int) -> Example:
+    def _text(self, row: int) -> int:
+        """Return where the tokens of a good row are in the store: after its counts, spans and images."""
         offset = self._offset[row]
-        context_only, spans = self._store[offset : offset + 2].tolist()
-        bounds, tokens = offset + 2, offset + 2 + 2 * spans
+        _, spans, images = self._store[offset : offset + COUNTS].tolist()
+        return offset + COUNTS + 2 * (spans + images)
+
+    def _load(self, row: int) -> Example:
+        offset, text = self._offset[row], self._text(row)
+        context_only, spans, _ = self._store[offset : offset + COUNTS].tolist()
+        pairs = self._store[offset + COUNTS : text].reshape(-1, 2).tolist()
         return Example(
-            tokens=tuple(self._store[tokens : tokens + self._length[row]].tolist()),
-            spans=tuple((start, end) for start, end in self._store[bounds:tokens].reshape(-1, 2).tolist()),
+            tokens=tuple(self._store[text : text + self._length[row]].tolist()),
+            spans=tuple((start, end) for start, end in pairs[:spans]),
             source=self.settings.files[self._file[row]],
             line=self._line[row],
             context_only=context_only,
+            images=tuple(self.images.get(number) for _, number in pairs[spans:]),
+            starts=tuple(start for start, _ in pairs[spans:]),
         )
 
 

@@ -4,7 +4,7 @@ The dataset must have on_bad_row="skip" for all rejected rows to be listed; with
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -93,9 +93,17 @@ def _sample(example: Example, tokenizer: Tokenizer) -> Sample:
     for start, end in (*example.spans, (len(example.tokens), len(example.tokens))):
         for piece, learnt in ((example.tokens[done:start], False), (example.tokens[start:end], True)):
             if piece:
-                parts.append(Part(tokenizer.decode(piece, special=True), learnt))
+                parts.append(Part(tokenizer.decode(_shown(piece, example, tokenizer), special=True), learnt))
         done = end
     return Sample(source=example.source, line=example.line, tokens=len(example.tokens), parts=tuple(parts))
+
+
+def _shown(piece: Sequence[int], example: Example, tokenizer: Tokenizer) -> Sequence[int]:
+    """Return the tokens with one image token for each image in place of its hundreds of soft tokens."""
+    if not example.images or tokenizer.image_ids is None:
+        return piece
+    mark = tokenizer.image_ids[0]
+    return [token for before, token in zip((-1, *piece), piece, strict=False) if token != mark or before != mark]
 
 
 def _histogram(lengths: Counter[int]) -> Iterator[Bin]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
 from gesso.train.data import Dataset, Example
+from gesso.train.image_rows import ImageReader
 from gesso.train.order import order
 from gesso.train.recipe import DataSettings, DistillSettings
 from gesso.train.trajectories import Trajectories
@@ -18,10 +19,17 @@ class Distilled:
     With the ordinary objective, the same canvases come without their trajectories, so they get random noise.
     """
 
-    def __init__(self, settings: DistillSettings, data: DataSettings, tokenizer: Tokenizer, eos: int) -> None:
+    def __init__(
+        self,
+        settings: DistillSettings,
+        data: DataSettings,
+        tokenizer: Tokenizer,
+        eos: int,
+        images: ImageReader | None = None,
+    ) -> None:
         self.settings, self.seed = settings, data.seed
         self.trajectories = Trajectories([Path(name).expanduser() for name in settings.trajectories])
-        self.rows = Dataset(data, tokenizer, eos) if settings.rows else None
+        self.rows = Dataset(data, tokenizer, eos, images) if settings.rows else None
 
     def batches(
         self, batch_size: int, start: int, rank: int, world: int, *, stride: int, canvas_lengths: Sequence[int]

@@ -3,7 +3,9 @@
     {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}], "tools": [...]}
     {"instruction": "...", "input": "...", "output": "..."}
 
-`input` is optional, and so is `system` in both formats. Errors name the field of the row as it was written.
+`input` is optional, and so is `system` in both formats. A ShareGPT row may have `image` or `images`, as LLaVA's rows
+have: paths or `data:` URLs, one for each `<image>` in the turns of the user. Errors name the field of the row as it was
+written.
 """
 
 import json
@@ -22,6 +24,8 @@ ROLES = {
     **dict.fromkeys(("function_call", "tool_call"), "calls"),
 }
 
+IMAGE = "<image>"
+
 
 def from_sharegpt(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row with messages, and with tools if it has some."""
@@ -29,6 +33,7 @@ def from_sharegpt(row: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(turns, list) or not turns:
         raise InputError(f"conversations: expected a list of at least one turn, got {shown(turns)}")
     messages = _system(row)
+    images = _images(row)
     called: list[str] = []  # names of tools whose results have not come yet
     for index, turn in enumerate(turns):
         where = f"conversations[{index}]"
@@ -42,7 +47,10 @@ def from_sharegpt(row: Mapping[str, Any]) -> dict[str, Any]:
                 raise InputError(f"{where}: a result of a tool without a function_call before it")
             messages.append({"role": "tool", "name": called.pop(0), "content": value})
         else:
-            messages.append({"role": role, "content": value})
+            content = _with_images(value, images) if role == "user" and images else value
+            messages.append({"role": role, "content": content})
+    if images:
+        raise InputError(f"images: {len(images)} are left after every {IMAGE} of the user; write one for each image")
     tools = row.get("tools")
     return {"messages": messages, "tools": _json(tools, "tools") if isinstance(tools, str) and tools.strip() else tools}
 
@@ -59,6 +67,30 @@ def from_alpaca(row: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError("output is empty: there is nothing to train on")
     turns = [{"role": "user", "content": question}, {"role": "assistant", "content": row["output"]}]
     return {"messages": [*_system(row), *turns]}
+
+
+def _images(row: Mapping[str, Any]) -> list[Any]:
+    """Return the images that are named beside the turns."""
+    given = row.get("images", row.get("image"))
+    if given is None:
+        return []
+    found = list(given) if isinstance(given, list) else [given]
+    if not all(isinstance(image, str) for image in found):
+        raise InputError("images: expected paths or data: URLs")
+    return found
+
+
+def _with_images(value: str, images: list[Any]) -> str | list[dict[str, Any]]:
+    """Return the content of a turn with the next of `images` in place of each mark; they are removed from the list."""
+    texts = value.split(IMAGE)
+    if len(texts) == 1:
+        return value
+    if len(texts) - 1 > len(images):
+        raise InputError(f"images: a turn has {len(texts) - 1} {IMAGE}, but only {len(images)} images are left")
+    parts = [{"type": "text", "text": texts[0]}]
+    for text in texts[1:]:
+        parts += [{"type": "image", "image": images.pop(0)}, {"type": "text", "text": text}]
+    return [part for part in parts if part["type"] == "image" or part["text"].strip()]
 
 
 def _system(row: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -15,9 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from gesso.chat.prompt import Prompt
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import GessoError, InputError
 from gesso.files import read_json
+from gesso.images.tokens import image_tokens
 from gesso.model.transformer import DiffusionGemma
 from gesso.train.batch import Batch, Corruption, collate, corrupt
 from gesso.train.data import Dataset, Example
@@ -43,12 +45,12 @@ class Sample:
     expected: str
 
 
-Answer = Callable[[DiffusionGemma, Sequence[Sequence[int]]], list[str]]  # answers to prompts, which are tokens
+Answer = Callable[[DiffusionGemma, Sequence[Prompt]], list[str]]  # answers to prompts
 Show = Callable[[Sequence[Sample]], None]
 
 
 def choose(dataset: Dataset) -> list[int]:
-    """Return the good rows to hold out, chosen by the hash of their tokens: the same ones wherever a row is in a file.
+    """Return the good rows to hold out, chosen by the hash of their tokens and images, wherever a row is in a file.
 
     Equal rows are all held out or all trained on.
     """
@@ -57,7 +59,10 @@ def choose(dataset: Dataset) -> list[int]:
     for number, example in enumerate(examples):
         if len(example.tokens) > dataset.settings.max_length:  # a text that is shown in sections
             continue
-        by_hash.setdefault(hashlib.sha256(array("q", example.tokens).tobytes()).digest(), []).append(number)
+        found = hashlib.sha256(array("q", example.tokens).tobytes())
+        for image in example.images:
+            found.update(image.digest.to_bytes(16, "big"))
+        by_hash.setdefault(found.digest(), []).append(number)
     if len(by_hash) < FEWEST:
         return []
     count = min(max(round(SHARE * len(by_hash)), LEAST), MOST)
@@ -67,7 +72,8 @@ def choose(dataset: Dataset) -> list[int]:
 def split(dataset: Dataset, settings: HeldOutSettings, tokenizer: Tokenizer, eos: int) -> list[Example]:
     """Return the held-out rows: those of their own files, or else some of the dataset, which loses them."""
     if settings.files:
-        own = Dataset(replace(dataset.settings, files=settings.files, repeat=(), cut=False), tokenizer, eos)
+        only = replace(dataset.settings, files=settings.files, repeat=(), cut=False)
+        own = Dataset(only, tokenizer, eos, dataset.reader)
         found = [row for row in own.read() if isinstance(row, Example)]
     else:
         found = dataset.take_out(choose(dataset))
@@ -80,7 +86,8 @@ def split(dataset: Dataset, settings: HeldOutSettings, tokenizer: Tokenizer, eos
 def question(prompt: Sequence[int], tokenizer: Tokenizer) -> str:
     """Return the text of the last message of a prompt, for people: without the tags and roles of the chat template."""
     parts: list[list[int]] = [[]]
-    for token in prompt:
+    images = tokenizer.image_ids or ()
+    for token in (token for token in prompt if token not in images):
         if token in tokenizer.special_ids:
             parts.append([])
         else:
@@ -95,6 +102,14 @@ def question(prompt: Sequence[int], tokenizer: Tokenizer) -> str:
 def _finite(loss: float) -> float:
     """Return a loss that can be compared: infinite if it is not a number."""
     return loss if math.isfinite(loss) else math.inf
+
+
+def prompt_of(example: Example) -> Prompt:
+    """Return the prompt of the last response, with its images, as a request has it."""
+    tokens = list(example.tokens[: example.spans[-1][0]])
+    for image, start in zip(example.images, example.starts, strict=True):
+        tokens[start : start + image.tokens] = image_tokens(image.digest, image.tokens)
+    return Prompt(tokens, example.images)
 
 
 class HeldOut:
@@ -148,6 +163,7 @@ class HeldOut:
                 self.examples[first : first + size], canvas_length=length, per_example=objective.per_example,
                 eos=self.eos, pad=config.pad_token_id, learn_text=objective.learn_text, seed=SEED, first=first,
                 multiple=self.recipe.data.pad_to, draws=draws, pack=self.recipe.data.pack,
+                bidirectional_images=config.bidirectional_images,
             ).to(model.device)  # fmt: skip
             share = objective.self_conditioning
             yield batch, corrupt(batch, config.vocab_size, conditioning=share, seed=SEED, first=first)
@@ -158,7 +174,7 @@ class HeldOut:
         if self.answer is None or not chosen:
             return
         try:
-            answers = self.answer(model, [example.tokens[: example.spans[-1][0]] for example in chosen])
+            answers = self.answer(model, [prompt_of(example) for example in chosen])
         except (GessoError, torch.OutOfMemoryError) as error:  # no reason to end a run
             logger.warning("no samples at step %d: %s", step, str(error).partition("\n")[0])
             return

@@ -6,6 +6,7 @@ they are is not noticed. Times of files do not count, so a copy of the files is 
 """
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from gesso.checkpoint.safetensors import INDEX
@@ -20,13 +21,19 @@ COMPANIONS = (".json", ".jinja", ".model")
 Fingerprints = dict[str, dict[str, str]]  # of the "data" by name in the recipe, and of the "base" by file name
 
 
-def fingerprints(recipe: Recipe, base: Source) -> Fingerprints:
-    """Return the fingerprints of all data files, and of the base checkpoint's configuration, tokenizer and weights."""
+def fingerprints(recipe: Recipe, base: Source, images: Sequence[int] = ()) -> Fingerprints:
+    """Return the fingerprints of all data files, and of the base checkpoint's configuration, tokenizer and weights.
+
+    `images` are the digests of the images that the data files name.
+    """
     # `data.files` of a generator may name anything.
     names = (*recipe.data.files, *(recipe.held_out.files if recipe.held_out else ()))
     data = {name: digest(Path(name)) for name in names if Path(name).is_file()}
     for name in recipe.distill.trajectories if recipe.distill else ():
         data |= {str(path): digest(path) for path in recorded_files(Path(name).expanduser())}
+    if images:
+        joined = b"".join(image.to_bytes(16, "big") for image in images)
+        data["a picture in the data"] = hashlib.sha256(joined).hexdigest()
     return {"data": data, "base": base_fingerprints(base, weights=not recipe.model.scratch)}
 
 

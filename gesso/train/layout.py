@@ -1,12 +1,14 @@
 """The sequence of a training pass: the texts of all examples one after another, then all their canvases.
 
 A token attends to at most two ranges of this sequence: a part of its example's text and, in a canvas, that canvas.
+Text attends causally, except that the tokens of an image may attend to all of the image.
 Everything here is computed on the host, so that shapes are known without waiting for a GPU.
 
-B examples, S text of all examples, K canvases of all examples, C canvas, T = S + K·C.
+B examples, S text of all examples, K canvases of all examples, C canvas, T = S + K·C, N images whose tokens attend to
+each other.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,7 @@ class Layout:
     owner_K: Ints  # example of each canvas
     at_K: Ints  # position of each canvas in the text of its example: it attends to the text before
     canvas_length: int
+    image_N2: Ints = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))  # start and end in the text
 
     @property
     def text(self) -> int:
@@ -49,15 +52,18 @@ class Layout:
 
         Text attends causally, a canvas to the text before it. In a sliding layer, text attends to the last `window`
         tokens including its own. Every position of a canvas attends to the last `window - 1` tokens before the canvas.
-        Padding attends like the text before it; no other token attends to padding.
+        Padding attends like the text before it; no other token attends to padding. A token of an image in `image_N2`
+        attends to all of that image, whatever the window, and to the text before it as far as the window reaches.
         """
         text_S, before_K = self.begin_B[self.owner_S], self.begin_B[self.owner_K]
         low_T = np.concatenate([text_S, np.repeat(before_K, self.canvas_length)])
         high_T = np.concatenate([np.arange(1, self.text + 1), np.repeat(before_K + self.at_K, self.canvas_length)])
-        if window is None:
-            return low_T, high_T
-        reach_T = np.where(np.arange(self.tokens) < self.text, window, window - 1)
-        return np.maximum(low_T, high_T - reach_T), high_T
+        if window is not None:
+            reach_T = np.where(np.arange(self.tokens) < self.text, window, window - 1)
+            low_T = np.maximum(low_T, high_T - reach_T)
+        for start, end in self.image_N2:
+            low_T[start:end], high_T[start:end] = np.minimum(low_T[start:end], start), end
+        return low_T, high_T
 
     def canvas_ranges(self) -> tuple[Ints, Ints]:
         """Return start and end of the canvas of every token, [T] each: for text an empty range after the end."""
@@ -72,5 +78,7 @@ class Layout:
         index_S = np.flatnonzero(number_B[self.owner_S] >= 0)
         index_K = np.flatnonzero(number_B[self.owner_K] >= 0)
         owner_K = number_B[self.owner_K[index_K]]
-        part = Layout(self.width_B[examples], owner_K, self.at_K[index_K], self.canvas_length)
+        images = self.image_N2[number_B[self.owner_S[self.image_N2[:, 0]]] >= 0]
+        moved = images + (np.searchsorted(index_S, images[:, :1]) - images[:, :1])
+        part = Layout(self.width_B[examples], owner_K, self.at_K[index_K], self.canvas_length, moved)
         return part, index_S, index_K

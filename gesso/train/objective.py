@@ -31,6 +31,7 @@ from gesso.train.head import chunk_loss, chunk_rows, token_losses
 from gesso.train.layout import Layout
 from gesso.train.processes import in_any_process
 from gesso.train.recipe import ObjectiveSettings
+from gesso.train.seeing import Seeing
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,14 @@ class Objective(nn.Module):
         self.certainty = certainty  # weight of the entropy of right predictions on recorded canvases
         self.flex = False  # use FlexAttention where it can run
         self.scale = model.embed_scale
+        self.seeing = Seeing(model, recompute=checkpoint_activations)
         self.chunk_loss, self.balance_of = chunk_loss, balance_loss
 
     def forward(self, batch: Batch, corruption: Corruption) -> Losses:
-        soft_KCH = self._condition(batch, corruption)
+        prompt_SH = self.embed_text(batch)
+        soft_KCH = self._condition(batch, prompt_SH, corruption)
         noisy_KCH = self.embed(corruption.noisy_KC)
-        text_SH, canvas_KCH, scores = self.hidden(batch.layout, batch.text_S, noisy_KCH, soft_KCH)
+        text_SH, canvas_KCH, scores = self.hidden(batch.layout, prompt_SH, noisy_KCH, soft_KCH)
         decoder_B = self._decoder_loss(batch, corruption, canvas_KCH)
         encoder_B = self._encoder_loss(batch, text_SH)
         balance = self._balance(scores, batch) if self.settings.balance_weight else decoder_B.new_zeros(())
@@ -90,28 +93,38 @@ class Objective(nn.Module):
         # Half the memory traffic is the residual stream, so it takes the narrow dtype too.
         return embedded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else embedded
 
+    def embed_text(self, batch: Batch) -> Tensor:
+        """Return the embeddings [S, H] of the text of a batch, with those of its images in their places."""
+        text_SH = self.embed(batch.text_S)
+        image_RH = self.seeing.soft_tokens(batch)
+        if image_RH is not None and batch.image_R is not None:
+            return text_SH.index_put((batch.image_R,), image_RH.to(text_SH.dtype))
+        nothing = self.seeing.zero()
+        return text_SH if nothing is None else text_SH + nothing.to(text_SH.dtype)
+
     def hidden(
-        self, layout: Layout, text_S: Tensor, embedded_KCH: Tensor, soft_KCH: Tensor
+        self, layout: Layout, text_SH: Tensor, embedded_KCH: Tensor, soft_KCH: Tensor
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Run text and canvases through the network, as the sequence that `layout` describes.
 
-        `embedded_KCH` are the embeddings of the canvases, `soft_KCH` their self-conditioning. Return the hidden states
-        of the text [S, H] and of the canvases [K, C, H], and the router scores by layer.
+        `text_SH` are the embeddings of the text, `embedded_KCH` those of the canvases, `soft_KCH` their
+        self-conditioning. Return the hidden states of the text [S, H] and of the canvases [K, C, H], and the router
+        scores by layer.
         """
-        model, device = self.model, text_S.device
+        model, device = self.model, text_SH.device
         canvas_RH = model.self_conditioning.condition(embedded_KCH.flatten(0, 1), soft_KCH.flatten(0, 1))
-        x_TH = torch.cat([self.embed(text_S), canvas_RH])
+        x_TH = torch.cat([text_SH, canvas_RH])
         position_T = send(torch.from_numpy(layout.position_T), device)
         call: Callable[..., Any] = nn.Module.__call__
         if self.checkpoint_activations and torch.is_grad_enabled():
             call = partial(checkpoint, use_reentrant=False)
         encoder_L1, decoder_L1 = (torch.stack(tuple(s.layer_scalars)) for s in (model.encoder, model.decoder))
-        is_text_T = torch.arange(len(x_TH), device=device) < len(text_S)
+        is_text_T = torch.arange(len(x_TH), device=device) < len(text_SH)
         scalars_LT1 = torch.where(is_text_T, encoder_L1, decoder_L1).to(x_TH.dtype)[..., None]
         out_TH, scores = model.through_layers(
             model.decoder, x_TH, position_T, self._attends(layout, device), list(scalars_LT1), call
         )
-        return out_TH[: len(text_S)], out_TH[len(text_S) :].view(embedded_KCH.shape), scores
+        return out_TH[: len(text_SH)], out_TH[len(text_SH) :].view(embedded_KCH.shape), scores
 
     def _attends(self, layout: Layout, device: torch.device) -> list[Attend]:
         """Return the attention function of every layer."""
@@ -130,7 +143,7 @@ class Objective(nn.Module):
             )
         return [found[kind] for kind in kinds]
 
-    def _condition(self, batch: Batch, corruption: Corruption) -> Tensor:
+    def _condition(self, batch: Batch, text_SH: Tensor, corruption: Corruption) -> Tensor:
         """Return the soft embeddings of a first pass without gradient; exact zeros for the other examples.
 
         Zero logits would be wrong: their soft embedding is the mean of all embeddings. A recorded canvas gets one pass
@@ -147,7 +160,7 @@ class Objective(nn.Module):
                 before_KC = corruption.before_DKC[min(place, len(corruption.before_DKC) - 1)]
             with torch.no_grad():
                 before_RCH = self.embed(before_KC[canvas_R])
-                _, canvas_RCH, _ = self.hidden(part, batch.text_S[text_R], before_RCH, soft_KCH[canvas_R])
+                _, canvas_RCH, _ = self.hidden(part, text_SH[text_R], before_RCH, soft_KCH[canvas_R])
             temperature: float | Tensor = 1.0
             if corruption.temperature_DK is not None:
                 temperature_K = corruption.temperature_DK[min(place, len(corruption.temperature_DK) - 1)]

@@ -14,11 +14,13 @@ from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.parameters import parameters
+from gesso.checkpoint.source import open_source
 from gesso.errors import InputError
 from gesso.model.config import Config
 from gesso.train import held_out
 from gesso.train.data import Dataset, Example, Rejected
 from gesso.train.files import SUFFIXES
+from gesso.train.image_rows import ImageReader
 from gesso.train.reading import TOO_LONG
 from gesso.train.recipe import (
     DataSettings,
@@ -131,7 +133,7 @@ def make_plan(given: Given, device: str, *, check: bool = False) -> Plan:
     settings = DataSettings(
         files=given.data, max_length=limit, on_bad_row="skip", seed=given.seed, cut=sections, pack=True
     )
-    dataset = Dataset(settings, tokenizer, eos)
+    dataset = Dataset(settings, tokenizer, eos, ImageReader.of(open_source(directory), tokenizer))
     if not (check and dataset.good):
         _check_usable(dataset)
     longest, cut = max(dataset.lengths), sum(length > limit for length in dataset.lengths)

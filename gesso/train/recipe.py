@@ -28,6 +28,10 @@ class ModelSettings:
     scratch: bool = False  # start from random weights in the shape of that checkpoint
     dtype: str = "float32"  # of the weights; bfloat16 only for the frozen weights under an adapter
     quantize: str | None = None  # "fp8", "int4" or "nvfp4": pack frozen weights while they are loaded
+    train: Literal["text", "vision", "all"] = "text"  # weights to train: the text model or its adapter, or the tower
+
+    def __post_init__(self) -> None:
+        _check(self, "train", self.train in ("text", "vision", "all"), '"text", "vision" or "all"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +227,11 @@ class Recipe:
     distill: DistillSettings | None = None  # None: train on rows only
 
     def __post_init__(self) -> None:
+        if self.lora is not None and self.model.train != "text":
+            raise InputError(
+                f'model.train = "{self.model.train}" trains the vision tower, and an adapter has no place for it; '
+                "remove one of the two"
+            )
         if self.distill is None:
             return
         objective = self.objective

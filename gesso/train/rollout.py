@@ -1,7 +1,7 @@
 """A differentiable denoising run, for research: steps with soft embeddings in place of sampled tokens.
 
 Gradients of a loss on the final canvas flow through every step. Each step is checkpointed, so memory grows with the
-canvas, not with steps times layers. B examples, K canvases of all examples, C canvas, H hidden.
+canvas, not with steps times layers. B examples, S text, K canvases of all examples, C canvas, H hidden.
 """
 
 from functools import partial
@@ -25,15 +25,18 @@ def rollout(objective: Objective, batch: Batch, noisy_KC: Tensor, steps: int, te
         raise InputError(f"a rollout needs at least one step, got {steps}")
     canvas_KCH = objective.embed(noisy_KC)
     soft_KCH = torch.zeros_like(canvas_KCH)
-    refine = partial(_refine, objective, batch, temperature)
+    text_SH = objective.embed_text(batch)
+    refine = partial(_refine, objective, batch, text_SH, temperature)
     for _ in range(steps - 1):
         soft_KCH = checkpoint(refine, canvas_KCH, soft_KCH, use_reentrant=False)
         canvas_KCH = soft_KCH
-    return objective.hidden(batch.layout, batch.text_S, canvas_KCH, soft_KCH)[1]
+    return objective.hidden(batch.layout, text_SH, canvas_KCH, soft_KCH)[1]
 
 
-def _refine(objective: Objective, batch: Batch, temperature: float, canvas_KCH: Tensor, soft_KCH: Tensor) -> Tensor:
-    _, hidden_KCH, _ = objective.hidden(batch.layout, batch.text_S, canvas_KCH, soft_KCH)
+def _refine(
+    objective: Objective, batch: Batch, text_SH: Tensor, temperature: float, canvas_KCH: Tensor, soft_KCH: Tensor
+) -> Tensor:
+    _, hidden_KCH, _ = objective.hidden(batch.layout, text_SH, canvas_KCH, soft_KCH)
     return objective.expected_embedding(hidden_KCH, temperature)
 
 

@@ -58,11 +58,18 @@ def _misspelled(key: str) -> str | None:
     return None if key in FIELDS else next(iter(get_close_matches(key.lower(), FIELDS, 1, 0.85)), None)
 
 
-def tokenise(row: dict[str, Any], tokenizer: Tokenizer, eos: int) -> tuple[list[int], list[Span], int]:
-    """Return the tokens of a row, the spans to train on, and the number of responses that are context only."""
+def with_messages(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row in one of gesso's own formats: those of other tools become messages."""
     kind = format_of(row)
-    if kind in CONVERTED:
-        row = CONVERTED[kind](row)
+    return CONVERTED[kind](row) if kind in CONVERTED else row
+
+
+def tokenise(row: dict[str, Any], tokenizer: Tokenizer, eos: int) -> tuple[list[int], list[Span], int]:
+    """Return the tokens of a row, the spans to train on, and the number of responses that are context only.
+
+    The images of messages have been read. Each is one token: see `image_rows.place_images`.
+    """
+    row = with_messages(row)
     if "messages" in row:
         return _conversation(row["messages"], row.get("tools"), tokenizer)
     key = "text" if "text" in row else "completion"
@@ -175,6 +182,8 @@ def _check_order(messages: Sequence[dict[str, Any]]) -> None:
             after = {"start": "at the start", "calls": "after a tool call"}.get(previous, f"after {previous!r}")
             raise InputError(f"{where}.role: expected {' or '.join(FOLLOWS[previous])} {after}, got {role!r}")
         previous = "calls" if message.get("tool_calls") else role
+        if role == "assistant" and not isinstance(message["content"], str):
+            raise InputError(f"{where}.content: a response is text; only other messages can have images")
         if unknown := [key for key in message if key not in MESSAGE_FIELDS and message[key]]:
             raise InputError(
                 f"{where}.{unknown[0]}: unknown, so it would be ignored; a message has {', '.join(MESSAGE_FIELDS)}, "

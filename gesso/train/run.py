@@ -21,6 +21,7 @@ from gesso.train import data_report
 from gesso.train.data import Dataset
 from gesso.train.distilled import Distilled
 from gesso.train.held_out import Answer, HeldOut, split
+from gesso.train.image_rows import ImageReader
 from gesso.train.memory import explained
 from gesso.train.processes import join_processes
 from gesso.train.progress import Progress
@@ -47,7 +48,8 @@ def check(recipe: Recipe) -> data_report.DataReport:
         raise InputError(f"{recipe.data.source} generates examples during training: there are no rows to check")
     directory = directory_of(recipe)
     tokenizer = Tokenizer.from_directory(directory)
-    dataset = Dataset(replace(recipe.data, on_bad_row="skip"), tokenizer, eos_of(directory))
+    images = _images(recipe, directory, tokenizer)
+    dataset = Dataset(replace(recipe.data, on_bad_row="skip"), tokenizer, eos_of(directory), images)
     return data_report.inspect(dataset, tokenizer)
 
 
@@ -63,9 +65,6 @@ def train(
     `report` is called with the metrics of every step and replaces the progress line. `score` evaluates the model for
     `[eval]`, and `answer` writes the samples of `[held_out]`.
     """
-    make_source: MakeSource = find_source(recipe.data.source) if recipe.data.source else Dataset
-    if recipe.distill:
-        make_source = partial(Distilled, recipe.distill)
     if recipe.model.dtype not in DTYPES:
         raise InputError(f"model.dtype must be one of {', '.join(DTYPES)}, got {recipe.model.dtype!r}")
     if recipe.model.quantize and (recipe.lora is None or recipe.model.scratch):
@@ -80,7 +79,7 @@ def train(
         directory = directory_of(recipe)
         config = Config.from_directory(directory)
         tokenizer, eos = Tokenizer.from_directory(directory), eos_of(directory)
-        data = make_source(recipe.data, tokenizer, eos)
+        data = _source(recipe, directory, tokenizer)(recipe.data, tokenizer, eos)
         visible = report is None and int(os.environ.get("RANK", 0)) == 0
         with explained(), Progress(recipe.run.steps, device, visible=visible) as line:
             held_out = None
@@ -95,6 +94,19 @@ def train(
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _source(recipe: Recipe, directory: Path, tokenizer: Tokenizer) -> MakeSource:
+    """Return the source of the examples, before its settings are known to be right."""
+    if recipe.data.source:
+        return find_source(recipe.data.source)
+    images = _images(recipe, directory, tokenizer)
+    return partial(Distilled, recipe.distill, images=images) if recipe.distill else partial(Dataset, images=images)
+
+
+def _images(recipe: Recipe, directory: Path, tokenizer: Tokenizer) -> ImageReader | None:
+    """Return the reader of images in rows; None without a tower, which a model from scratch does not have either."""
+    return None if recipe.model.scratch else ImageReader.of(open_source(directory), tokenizer)
 
 
 def _model(recipe: Recipe, directory: Path, config: Config, device: torch.device) -> DiffusionGemma:

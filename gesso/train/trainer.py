@@ -27,14 +27,15 @@ from gesso.adapters import LoraSettings
 from gesso.checkpoint import write
 from gesso.checkpoint.card import RECIPE
 from gesso.checkpoint.find import find_directory, hub_base
-from gesso.checkpoint.parameters import assign, empty_model
+from gesso.checkpoint.parameters import assign, checkpoint_name, empty_model
 from gesso.checkpoint.source import open_source
+from gesso.checkpoint.vision import PREFIX, empty_vision, is_buffer
 from gesso.errors import GessoError, InputError
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.train import resuming, state
 from gesso.train.batch import Batch, collate, corrupt
-from gesso.train.data import Example, Source
+from gesso.train.data import Dataset, Example, Source
 from gesso.train.held_out import HeldOut
 from gesso.train.inputs import fingerprints
 from gesso.train.metrics import MetricsLog, read_metrics
@@ -111,7 +112,8 @@ class Trainer:
         self.average = {n: p.detach().clone() for n, p in self.parameters.items()} if recipe.run.ema else {}
         self.fused = model.device.type == "cuda" and self.world == 1
         self.optimizers = make_optimizers(self.parameters, recipe.optimizer, self.fused)
-        self.inputs = fingerprints(recipe, open_source(source))
+        images = data.images.digests if isinstance(data, Dataset) else ()
+        self.inputs = fingerprints(recipe, open_source(source), images)
         self.step, self.stepped, self.clock = 0, False, 0.0
         if recipe.run.compile:
             self.objective.compile_parts()
@@ -184,7 +186,7 @@ class Trainer:
                     eos=self.eos, pad=config.pad_token_id, learn_text=objective.learn_text, seed=run.seed,
                     first=self._first_example(number), multiple=self.recipe.data.pad_to,
                     draws=objective.draws[number % len(objective.draws)], pack=self.recipe.data.pack,
-                    conditioning=objective.self_conditioning,
+                    conditioning=objective.self_conditioning, bidirectional_images=config.bidirectional_images,
                 )  # fmt: skip
 
         stream = BatchStream(make, self.step * run.accumulate)
@@ -275,7 +277,11 @@ class Trainer:
         step = pending.step + 1
         path = self.out / f"not-finite-{step:08}-{self.rank}.json"
         what = wrong[0] if wrong else "loss of another process"
-        rows = [asdict(example) for number in pending.batches for example in next(self._examples(number))[1]]
+        rows = [
+            asdict(replace(example, images=())) | {"images": [f"{image.digest:032x}" for image in example.images]}
+            for number in pending.batches
+            for example in next(self._examples(number))[1]
+        ]
         report = json.dumps({"step": step, "what": what, "examples": rows}, indent=1, default=np.ndarray.tolist)
         path.write_text(report, encoding="utf-8")
         raise GessoError(
@@ -321,6 +327,7 @@ class Trainer:
                 adapters.save(self.model, partial, self.lora, base=hub_base(self.recipe.model.path))
             else:
                 model = empty_model(self._trained_config())
+                model.vision = None if self.model.vision is None else empty_vision(model.config)
                 for name, tensor in tensors.items():
                     assign(model, name, tensor.to(getattr(torch, self.recipe.run.export_dtype)))
                 write.save(model, partial, source=self.source, shard_bytes=self.recipe.run.export_shard)
@@ -341,7 +348,7 @@ class Trainer:
 
 
 def _choose_trainable(model: DiffusionGemma, recipe: Recipe) -> LoraSettings | None:
-    """Attach the adapter to train, a new one or one to continue, and return its settings; or select all weights."""
+    """Attach the adapter to train, a new one or one to continue, and return its settings; or select the weights."""
     if isinstance(recipe.lora, ContinuedLora):
         shared = model.is_tied
         settings = adapters.load(model, find_directory(recipe.lora.adapter), "default", trainable=True)
@@ -359,6 +366,13 @@ def _choose_trainable(model: DiffusionGemma, recipe: Recipe) -> LoraSettings | N
             f"weights quantized to {model.config.quantization} cannot be trained; add [lora] to the recipe, or "
             "train the checkpoint that they were quantized from"
         )
+    which = recipe.model.train
+    if which != "text":
+        if model.vision is None:
+            raise InputError(f'model.train = "{which}" needs a vision tower, and this checkpoint has none; set "text"')
+        model.vision.to(model.dtype)  # on a CPU it has the stored dtype, in which most updates would be lost
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_("layer_scalars" not in name)
+        of_tower = name.startswith(PREFIX)
+        fixed = "layer_scalars" in name or is_buffer(checkpoint_name(name))
+        parameter.requires_grad_(not fixed and (which == "all" or of_tower == (which == "vision")))
     return None

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from PIL import Image
 from rich.console import Console
 
 import gesso
@@ -95,6 +96,7 @@ def test_the_bundled_solver_is_the_default_model(main: Main, fake: Fake):
     main("sudoku", PUZZLE)
     main("sudoku", PUZZLE, "-m", "mine", "--adapter", "a", "--device", "cpu", "--dtype", "float32")
     usual = {"quantize": None, "memory": "0.9", "decode": "canvas", "threads": None, "cache_dir": None}
+    usual["text_only"] = False
     assert fake.loaded == [
         (SOLVER, {"device": None, "dtype": None, "adapter": None, **usual}),
         ("mine", {"device": "cpu", "dtype": "float32", "adapter": "a", **usual}),
@@ -332,7 +334,10 @@ def test_eval_reports_first_and_last_attempts(main: Main, tiny, monkeypatch):
         (["sudoku", "--clues", "36-30"], "--clues must be a number or a range"),
         (["sudoku", "--clues", "30-"], "--clues must be a number or a range"),
         (["sudoku", "--clues", "5-6"], "5 to 6"),
-        (["python_infill", "--clues", "30"], "--clues applies to sudoku; remove it for the task python_infill"),
+        (
+            ["python_infill", "--clues", "30"],
+            "--clues applies to sudoku and sudoku_images; remove it for the task python_infill",
+        ),
         (["sudoku", "--clues", "30", "--data", "x.csv"], "--clues applies to generated puzzles"),
         (["chess", "--clues", "30"], "unknown task 'chess'"),
     ],
@@ -341,3 +346,45 @@ def test_invalid_clues_are_rejected(main: Main, fake: Fake, rest: list[str], rea
     done = main("eval", *rest)
     assert (done.code, done.out) == (2, "")
     assert reason in done.err and fake.loaded == []
+
+
+# --- pictures -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "photo.png"
+    Image.new("RGB", (20, 20)).save(path)
+    return path
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read PUZZLE in every picture; the prompt with the picture is that of the puzzle."""
+    monkeypatch.setattr(Fake, "read_image", lambda self, picture, where: object(), raising=False)
+    monkeypatch.setattr(view, "read_grid", lambda model, image, where: PUZZLE)
+    monkeypatch.setattr(view, "puzzle_prompt", lambda model, image: spaced(PUZZLE))
+
+
+def test_a_picture_gives_the_grid_that_was_read_and_its_solution(main: Main, fake: Fake, photo: Path, reads: None):
+    done = main("sudoku", "--image", str(photo), "--seed", "5")
+    assert (done.code, done.out) == (0, SOLUTION + "\n")
+    assert done.err.startswith(f"{photo} shows\n5 3 . . 7 . . . .\n") and "solved in 2 steps" in done.err
+    done = main("sudoku", "--image", str(photo), "--image", str(photo), "--json")
+    found = [json.loads(line) for line in done.out.splitlines()]
+    assert [(one["puzzle"], one["solution"]) for one in found] == [(PUZZLE, SOLUTION)] * 2
+
+
+def test_a_retry_shows_the_typed_symmetry_of_what_was_read(main: Main, fake: Fake, photo: Path, reads: None):
+    fake.answer, fake.luck = OTHER.replace("0", "1"), 1
+    done = main("sudoku", "--image", str(photo), "--seed", "5")
+    assert (done.code, done.out) == (0, SOLUTION + "\n")
+    assert [prompt for prompt, _ in fake.asked] == [spaced(PUZZLE), spaced(transformed(PUZZLE, 5, 1)[0])]
+
+
+def test_a_puzzle_or_a_picture_is_needed(main: Main, fake: Fake, photo: Path):
+    for given in ([], [PUZZLE, "--image", str(photo)]):
+        done = main("sudoku", *given)
+        assert done.code and "give a puzzle or --image FILE, and not both" in done.err
+    done = main("sudoku", "--image", "absent.png")
+    assert done.code and "absent.png cannot be read" in done.err and not fake.loaded

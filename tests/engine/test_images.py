@@ -329,6 +329,13 @@ def test_an_error_in_a_pass_changes_no_text_of_a_request_with_images(model, alon
     assert len(calls) > max(failing) and isinstance(events[0], Done) and events[0].result.tokens == expected
 
 
+def test_a_canvas_may_follow_an_image_directly(model: DiffusionGemma) -> None:
+    engine, asked = new(model), asking(3, CAT)
+    (expected,) = texts(engine, asked)
+    assert texts(engine, asked, OTHERS[0], asking(3, DOG))[0] == expected, "with a warm cache, and beside others"
+    assert texts(new(model), asking(3, DOG))[0] != expected
+
+
 @pytest.mark.parametrize(
     "request_, words",
     [
@@ -336,7 +343,7 @@ def test_an_error_in_a_pass_changes_no_text_of_a_request_with_images(model, alon
         (replace(asking(3, CAT, 1), images=()), "give the request its images"),
         (replace(asking(3, CAT, 1), prompt=(2, *soft(CAT)[:-1], 3)), "11 soft tokens at token 1, not all 12"),
         (replace(asking(3, CAT, 1), prompt=(2, *soft(CAT)[1:], 3)), "11 soft tokens at token 1, not all 12"),
-        (replace(asking(3, CAT, 1), prompt=(2, *soft(CAT))), "ends with an image"),
+        (asking(3, CAT, diffusion=Diffusion(sampler="autoregressive", **NEXT_TOKEN)), "ends with an image"),
         (replace(asking(3, CAT, 1), prompt=(2, VOCABULARY, *soft(CAT), 3)), "outside the vocabulary"),
         (asking(3, replace(CAT, patches=CAT.patches[:, :12]), 1), "patches must be \\[108, 48\\]"),
         (asking(3, replace(CAT, rows=12, columns=9, tokens=11), 1), "11 tokens; .* 9 patches are a token"),

@@ -14,7 +14,9 @@ PUBLIC = {
     *(f"gesso.eval.{name}" for name in ("task", "evaluate", "estimate", "paired", "plot")),
 }
 # These make the bundled models, or look into the package on purpose.
-INTERNAL = {"demo", "distill", "faq", "mini", "python_infill", "samplers", "structured", "sudoku", "overfit"}
+INTERNAL = {
+    *("demo", "distill", "faq", "mini", "overfit", "python_infill", "samplers", "structured", "sudoku", "sudoku_images")
+}
 FOLDERS = sorted({path.parent.name for path in EXAMPLES.glob("*/*.py")} - INTERNAL)
 
 

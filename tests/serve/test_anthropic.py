@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from gesso.serve import anthropic
-from gesso.serve.anthropic import MessagesFields
+from gesso.serve.anthropic_fields import MessagesFields
 from gesso.serve.errors import ApiError
 from gesso.serve.prepare import endpoints
 from gesso.serve.prepare.frontend import ModelFrontend

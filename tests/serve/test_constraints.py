@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -244,3 +245,8 @@ def test_invalid_infill_and_edits_are_rejected(server, path, change, message):
     assert response.status_code == 400
     assert message in response.json()["error"]["message"]
     server.wait_metric("gesso_requests_running", 0)
+
+
+def test_the_prepare_process_imports_the_checker_of_schemas_once_for_its_children(server):
+    (pid,) = server.children("gesso.serve.prepare.process")
+    assert "/rpds/" in Path(f"/proc/{pid}/maps").read_text(), "a compiled package that only jsonschema imports"

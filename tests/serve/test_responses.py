@@ -381,3 +381,10 @@ def test_a_server_without_a_store_says_that_it_stores_nothing(tiny):
     request = PreparedRequest.decode(*prepare({"input": "Hello"}, tiny, stored_responses=0))
     echo, _, items = request.attached.partition(b"\n")
     assert json.loads(echo)["store"] is False and not items
+
+
+def test_a_conversation_that_exceeds_the_store_is_not_stored(tiny):
+    for size, stored in ((1000, True), (100, False)):
+        request = PreparedRequest.decode(*prepare({"input": "Hello"}, tiny, stored_bytes=size))
+        echo, _, items = request.attached.partition(b"\n")
+        assert json.loads(echo)["store"] is bool(items) is stored

@@ -202,7 +202,7 @@ def test_canvas_attends_only_to_itself_and_the_text_before_it(pair):
     zeros = torch.zeros(*noise.noisy_KC.shape, model.config.hidden_size)
 
     def hidden(text_S, noisy_KC):
-        return objective.hidden(batch.layout, text_S, objective.embed(noisy_KC), zeros)[1]
+        return objective.hidden(batch.layout, objective.embed(text_S), objective.embed(noisy_KC), zeros)[1]
 
     base = hidden(batch.text_S, noise.noisy_KC)
     start = int(batch.layout.at_K[1])

@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response
 import gesso
 from gesso.engine.request import ATTEMPTS
 from gesso.serve import anthropic, ollama
-from gesso.serve.anthropic import MessagesFields
+from gesso.serve.anthropic_fields import MessagesFields
 from gesso.serve.fields import (
     ChatFields,
     CompletionFields,
@@ -103,7 +103,7 @@ def _add_text_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> None:
             task = task or endpoint.__name__.rpartition(".")[2]
             preparing = models.prepare_jobs(task, body, request.state.client)
             model, prepared, jobs = await cancel_on_disconnect(request.receive, preparing)
-            request.state.body.hold(len(prepared.images))
+            request.state.body.hold(len(prepared.images) * len(jobs))
             await models.wake(model)
             check = models.check_of(prepared, request.state.client)
             attempts = 1 if prepared.stream else ATTEMPTS  # a stream has sent its text

@@ -157,6 +157,11 @@ class RequestBuilder(Builder[Common]):
         jobs: list[PreparedJob] = []
         given = [image for prompt in prompts for image in prompt.images]
         shapes, images = pack(given)
+        if len(images) * n > (limit := self.limits.image_bytes):  # the engine gets them with every choice
+            message = (
+                f"n: {n} choices take {len(images) * n:,} bytes of images, and the limit is {limit:,}; ask for fewer"
+            )
+            raise ApiError(400, message, param="n")
         for index, prompt in enumerate(prompts):
             size = len(prompt.tokens)
             length = max_tokens or max(1, min(self.frontend.defaults.max_new_tokens, self.context - size))

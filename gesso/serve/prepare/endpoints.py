@@ -15,7 +15,7 @@ from gesso.errors import InputError
 from gesso.images.tokens import is_image
 from gesso.infill.span import check_span
 from gesso.serve.adapter_files import LoadAdapterFields, UnloadAdapterFields
-from gesso.serve.anthropic import MessagesFields
+from gesso.serve.anthropic_fields import MessagesFields
 from gesso.serve.deltas import AnswerDeltas
 from gesso.serve.errors import ApiError, from_input, from_validation
 from gesso.serve.fields import (

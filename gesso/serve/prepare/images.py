@@ -44,7 +44,6 @@ class ImageReader:
         """Return messages whose images are prepared. Raise `NeedsRemoteImages` if some must be fetched first."""
         if not isinstance(messages, list):
             return messages
-        messages = with_tool_images_after(messages)
         if self.fetched is None:
             read_images(messages, self._note_remote)
             if len(self.remote) > REMOTE_IMAGES:
@@ -52,7 +51,7 @@ class ImageReader:
                 raise InputError(f"{where}: at most {REMOTE_IMAGES} images are fetched for a request; send fewer URLs")
             if self.remote:
                 raise NeedsRemoteImages(list(self.remote.values()))
-        return read_images(messages, self._read)
+        return with_tool_images_after(read_images(messages, self._read))
 
     def _note_remote(self, source: Any, where: str, budget: int | None) -> Any:
         url, where = self._checked(source, where)

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gesso.constraints import validate
 from gesso.serve.prepare import endpoints, images
 from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.protocol import SIZES, frame, sizes
@@ -36,6 +37,7 @@ def main() -> None:
     for frontend in frontends:
         frontend.guides.warm_up()
         _ = frontend.tokenizer.longest_piece
+    validate.warm_up()
     if any(frontend.may_see for frontend in frontends):
         images.warm_up()
     os.nice(NICE)

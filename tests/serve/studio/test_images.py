@@ -8,6 +8,7 @@ import json
 import pytest
 from PIL import Image
 
+from tests.serving import make_model, serving
 from tests.studio import (
     CLIPBOARD,
     CLIPPED,
@@ -19,6 +20,7 @@ from tests.studio import (
     finished,
     said,
     serious_violations,
+    setting,
     visiting,
 )  # fmt: skip
 
@@ -325,3 +327,19 @@ def test_images_fit_a_small_screen_and_have_no_serious_axe_violation(view):
     assert serious_violations(view.page) == []
     view.page.emulate_media(color_scheme="dark")
     assert serious_violations(view.page, ["color-contrast"]) == []
+
+
+# --- a server ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_answers_about_the_images_of_the_chat(browser, tmp_path):
+    model = make_model(tmp_path / "model", sees=True)
+    with serving(tmp_path / "log", "--model", str(model), "--name", "tiny") as server:
+        server.wait_ready()
+        with visiting(browser, server.url) as page:
+            view = page.locator("chat-view")
+            setting(view, {"Seed": 1, "Longest answer": 8, "Steps": 2})
+            choose(view, of("a.png", picture()), of("b.jpeg", picture(900, 700, "JPEG")))
+            send(view, "What is this?")
+            expect(view.locator(".message.assistant .complaint")).to_have_count(0)
+        assert server.metric("gesso_images_total") == 2

@@ -1,0 +1,218 @@
+"""The fields of Anthropic's Messages API, and the fields of a chat that they mean."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from gesso.chat.image_parts import REFUSED
+from gesso.images.budgets import BUDGETS
+from gesso.serve.fields import ChatFields, Common, Count, Fields, Ignored, LenientFields, Stop, example
+from gesso.serve.image_parts import base64_part, content_of, image_part
+
+
+def _blocks(*kinds: str) -> BeforeValidator:
+    """Return a validator that turns text into a block and rejects blocks of other kinds, such as documents."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str):
+            return [{"type": "text", "text": value}]
+        for index, block in enumerate(value if isinstance(value, list) else ()):
+            kind = block.get("type") if isinstance(block, dict) else None
+            if isinstance(kind, str) and kind not in kinds and kind in REFUSED:
+                raise ValueError(f"block {index}: {REFUSED[kind]}")
+            if kind not in kinds:
+                raise ValueError(f"block {index} has the type {kind!r:.100}; supported are {', '.join(kinds)}")
+        return value
+
+    return BeforeValidator(check, json_schema_input_type=str | list[dict[str, Any]])
+
+
+def _check_tokens(tokens: int) -> int:
+    if tokens not in BUDGETS:
+        raise ValueError(f"expected one of {', '.join(map(str, BUDGETS))}, got {tokens}")
+    return tokens
+
+
+Tokens = Annotated[int, AfterValidator(_check_tokens)]
+
+
+class TextBlock(LenientFields):
+    type: Literal["text"]
+    text: str
+
+
+TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True), _blocks("text")]
+
+
+class Base64Source(LenientFields):
+    type: Literal["base64"]
+    data: str
+    media_type: str | None = Field(default=None, description="No effect: the contents decide.")
+
+
+class UrlSource(LenientFields):
+    type: Literal["url"]
+    url: str
+
+
+class ImageBlock(LenientFields):
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+    tokens: Tokens | None = Field(default=None, description="Tokens that the image may become.")
+
+    def part(self, where: str) -> dict[str, Any]:
+        """Return the image as a part of a chat message."""
+        if isinstance(self.source, UrlSource):
+            return image_part(self.source.url, f"{where}.source.url", self.tokens)
+        return base64_part(self.source.data, f"{where}.source.data", self.tokens)
+
+
+ResultBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+
+
+class ThinkingBlock(LenientFields):
+    """A thought of an earlier turn. The model does not see it."""
+
+    type: Literal["thinking", "redacted_thinking"]
+
+
+class ToolUseBlock(LenientFields):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(LenientFields):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Annotated[list[ResultBlock], Field(fail_fast=True), _blocks("text", "image")] = []
+    is_error: bool = False
+
+    def parts(self, where: str) -> Iterator[dict[str, Any]]:
+        """Yield the result as parts of a chat message."""
+        if self.is_error:
+            yield _text_part("Error: ")
+        for index, block in enumerate(self.content):
+            place = f"{where}.content[{index}]"
+            yield block.part(place) if isinstance(block, ImageBlock) else _text_part(block.text)
+
+
+Block = Annotated[TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+
+
+class MessageFields(LenientFields):
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        list[Block],
+        Field(fail_fast=True),
+        _blocks("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+    ]
+
+    def chat_messages(self, where: str) -> Iterator[dict[str, Any]]:
+        """Yield the messages of a chat: one per tool result, and one with texts, images and calls."""
+        results, parts, calls = [], list[dict[str, Any]](), []
+        for index, block in enumerate(self.content):
+            place = f"{where}.content[{index}]"
+            match block:
+                case TextBlock():
+                    parts.append(_text_part(block.text))
+                case ImageBlock():
+                    parts.append(block.part(place))
+                case ToolUseBlock():
+                    function = {"name": block.name, "arguments": block.input}
+                    calls.append({"id": block.id, "type": "function", "function": function})
+                case ToolResultBlock():
+                    content = content_of(block.parts(place))
+                    results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+        yield from results
+        if parts or calls or not results:
+            yield {"role": self.role, "content": content_of(parts), "tool_calls": calls}
+
+
+class ToolFields(LenientFields):
+    type: Literal["custom"] = "custom"
+    name: str
+    description: str = ""
+    input_schema: dict[str, Any]
+
+    def chat_tool(self) -> dict[str, Any]:
+        function = {"name": self.name, "description": self.description, "parameters": self.input_schema}
+        return {"type": "function", "function": function}
+
+
+class ToolChoiceFields(Fields):
+    type: Literal["auto", "any", "tool", "none"] = "auto"
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError("give name if and only if type is tool")
+        return self
+
+    def chat_choice(self) -> str | dict[str, Any]:
+        if self.type == "tool":
+            return {"type": "function", "function": {"name": self.name}}
+        return "required" if self.type == "any" else self.type
+
+
+class ThinkingFields(LenientFields):
+    """Whether to think before the answer: with `enabled` and `adaptive`. A budget is ignored."""
+
+    type: Literal["enabled", "adaptive", "disabled"] = "disabled"
+
+
+class OutputFormat(LenientFields):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputFields(LenientFields):
+    format: OutputFormat | None = Field(default=None, description="A JSON schema for the answer.")
+
+
+class MessagesFields(Common):
+    model_config = example({"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 64})
+
+    messages: Annotated[list[MessageFields], Field(fail_fast=True)]
+    system: TextBlocks = []
+    max_tokens: Count | None = None
+    stop_sequences: Stop = []
+    tools: Annotated[list[ToolFields], Field(fail_fast=True)] = []
+    tool_choice: ToolChoiceFields = ToolChoiceFields()
+    thinking: ThinkingFields = ThinkingFields()
+    output_config: OutputFields = OutputFields()
+    metadata: Ignored = None
+    service_tier: Ignored = None
+    cache_control: Ignored = None
+    context_management: Ignored = None
+
+    def to_chat(self) -> ChatFields:
+        system = [{"role": "system", "content": _text(self.system)}] if self.system else []
+        messages = [
+            each for index, message in enumerate(self.messages) for each in message.chat_messages(f"messages[{index}]")
+        ]
+        chat = {name: getattr(self, name) for name in (*Common.model_fields, "max_tokens")}
+        chat |= {
+            "messages": [*system, *messages],
+            "stop": self.stop_sequences,
+            "tools": [tool.chat_tool() for tool in self.tools],
+            "tool_choice": self.tool_choice.chat_choice(),
+            "thinking": self.thinking.type != "disabled",
+        }
+        if self.tool_choice.disable_parallel_tool_use:
+            chat["parallel_tool_calls"] = False
+        if (output := self.output_config.format) is not None:
+            chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": output.schema_}}
+        return ChatFields.model_validate(chat)
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _text(blocks: Sequence[TextBlock]) -> str:
+    return "".join(block.text for block in blocks)
