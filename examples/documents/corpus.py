@@ -1,7 +1,7 @@
 """Excerpts of documents: Markdown and JSON of packages under permissive licences, cut between blocks.
 
 The packages are wheels (`packages.toml`), downloaded and checked as those of the Python corpus. Markdown is the long
-description in their metadata, and files inside. JSON is written anew with indentation, because most files have none.
+description in their metadata, and files inside. JSON is written anew with indentation, one value per line.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ from examples.documents.structure import KINDS, PARSER, value
 from examples.python_infill.wheels import Package, decode, read_metadata
 from gesso.eval.task import split_of
 
-FEWEST_LINES, MOST_LINES = 8, 40
-MOST_TOKENS = 220
-LINE_TOKENS = 33  # with its line break: three lines and their numbers must fit on a canvas of 112
+FEWEST_LINES, MOST_LINES = 6, 40
+MOST_TOKENS = 240
+LINE_TOKENS = 39  # with its line break: three lines and their numbers must fit on a canvas of 128
 LINE_CHARACTERS = 200
 PACKAGE_EXCERPTS, FILE_EXCERPTS = 300, 100  # most of one package or file, and kind: none should dominate
 READ = 2_000_000  # bytes of a file
@@ -95,15 +95,27 @@ def fits(lines: Sequence[str], count: Count) -> bool:
 
 
 def markdown_pieces(text: str, count: Count) -> Iterator[str]:
-    """Yield consecutive blocks that fit together. Blocks that are too long are left out."""
-    lines = [line.rstrip("\n") for line in text.split("\n")]
-    blocks = [token.map for token in PARSER.parse(text) if token.level == 0 and token.map and token.nesting >= 0]
+    """Yield consecutive blocks that fit together. Blocks that are too long are left out, but tables are shortened."""
+    lines = text.split("\n")
     start = end = 0
-    for begin, after in (*blocks, [len(lines), len(lines) + MOST_LINES + 1]):
-        if after > len(lines) or not fits(lines[start:after], count):
-            yield from _usable_markdown(lines[start:end])
-            start = begin if after <= len(lines) and fits(lines[begin:after], count) else after
-        end = after
+    for token in PARSER.parse(text):
+        if token.level or not token.map or token.nesting < 0:
+            continue
+        begin, after = token.map
+        if fits(lines[start:after], count):
+            end = after
+            continue
+        yield from _usable_markdown(lines[start:end])
+        start, end = begin, after
+        if token.type == "table_open":
+            while end > begin + 3 and not fits(lines[begin:end], count):
+                end -= 1
+        if not fits(lines[begin:end], count):
+            start = after
+        elif end < after:
+            yield from _usable_markdown(lines[begin:end])
+            start = after
+    yield from _usable_markdown(lines[start:end])
 
 
 def _usable_markdown(lines: list[str]) -> Iterator[str]:

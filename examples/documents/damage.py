@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from examples.documents.structure import PARSER, is_broken
 
 MOST = 3  # damages per document
+# How often a rule is drawn. The others, whose repairs depend on more than one line or word, have OFTEN.
+WEIGHTS, OFTEN = {"heading": 1, "colon": 1, "code": 2, "comma": 2, "quote": 2}, 4
 CODE = re.compile(r"(?<!`)`[^`\n]+`(?!`)")
 STRONG = re.compile(r"(?<!\*)\*\*(?=\S)[^*\n]+(?<=\S)\*\*(?!\*)")
 EMPHASIS = re.compile(r"(?<![*\w])\*(?=\S)[^*\n]+(?<=\S)\*(?![*\w])")
@@ -33,7 +35,7 @@ class Damage:
 def damage(kind: str, text: str, count: int, rng: random.Random) -> tuple[str, tuple[Damage, ...]]:
     """Return the text with `count` damages in different lines, or as many as it has places for, and the damages.
 
-    The rule is drawn first and then its place, so that rare structures are damaged as often as frequent ones.
+    The rule is drawn first and then its place, so that rare structures are damaged, too.
     """
     rules: dict[str, list[Damage]] = {}
     for place in places(kind, text):
@@ -41,7 +43,7 @@ def damage(kind: str, text: str, count: int, rng: random.Random) -> tuple[str, t
     chosen: list[Damage] = []
     lines: set[int] = set()
     while rules and len(chosen) < count:
-        rule = rng.choice(sorted(rules))
+        rule = rng.choices(sorted(rules), [WEIGHTS.get(rule, OFTEN) for rule in sorted(rules)])[0]
         place = rules[rule].pop(rng.randrange(len(rules[rule])))
         if not rules[rule]:
             del rules[rule]
@@ -88,7 +90,7 @@ def _markdown(text: str) -> Iterator[Damage]:
         elif token.type == "list_item_open" and (marker := MARKER.match(lines[first])):
             yield from _item(starts[first], marker)
         elif token.type == "blockquote_open" and lines[first].startswith("> "):
-            yield Damage("quote", starts[first], starts[first] + 2)
+            yield Damage("blockquote", starts[first], starts[first] + 2)
     for number in sorted(prose):
         yield from _inline(lines[number], starts[number])
 

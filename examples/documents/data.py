@@ -5,7 +5,8 @@
     excerpts.jsonl.xz    excerpts with kind, text, source, license and split, for the task
     train.jsonl.xz       damaged excerpts of the train split with their patches, for `gesso train`
 
-The wheels are downloaded once, into --wheels. The data is the same on every machine.
+The wheels are downloaded once, into --wheels. Existing excerpts are kept, so that rows can be made without a network;
+delete the file to make it again. The data is the same on every machine.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from typing import Any
 
 import gesso
 from examples.documents.corpus import Copies, Excerpt, excerpts
-from examples.documents.task import make_item
+from examples.documents.task import make_item, read_excerpts
 from examples.python_infill.wheels import Package, complaint, fetch, read_packages
 from gesso.errors import InputError
 
@@ -35,15 +36,19 @@ Progress = Callable[[str], None]
 
 def make(out: Path, wheels: Path, *, packages: Path = PACKAGES, rows: int = ROWS, say: Progress = print) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    found = list(collect(packages, wheels, say))
-    write_rows(map(asdict, found), out / "excerpts.jsonl.xz")
-    for (kind, split), count in sorted(Counter((one.kind, one.split) for one in found).items()):
-        say(f"{count:6,} excerpts of {kind}, {split}")
-    train = [asdict(one) for one in found if one.split == "train"]
+    excerpts_file, train_file = out / "excerpts.jsonl.xz", out / "train.jsonl.xz"
+    if excerpts_file.exists():
+        say(f"{excerpts_file}: already exists")
+    else:
+        found = list(collect(packages, wheels, say))
+        write_rows(map(asdict, found), excerpts_file)
+        for (kind, split), count in sorted(Counter((one.kind, one.split) for one in found).items()):
+            say(f"{count:6,} excerpts of {kind}, {split}")
+    train = read_excerpts(excerpts_file, "train")
     if not train:
-        raise InputError(f"{packages}: no excerpts in the train split; list more packages")
-    say(f"{out / 'train.jsonl.xz'}: writing {rows:,} rows")
-    write_rows(training_rows(train, rows), out / "train.jsonl.xz")
+        raise InputError(f"{excerpts_file}: no excerpts in the train split; list more packages in {packages}")
+    say(f"{train_file}: writing {rows:,} rows")
+    write_rows(training_rows(train, rows), train_file)
 
 
 def collect(packages: Path, directory: Path, say: Progress) -> Iterator[Excerpt]:
@@ -77,9 +82,9 @@ def check_licences(listed: list[Package], wheels: list[Path]) -> None:
         raise InputError("licences that contradict the metadata; remove these packages:\n" + "\n".join(wrong))
 
 
-def training_rows(train: list[dict[str, Any]], count: int) -> Iterator[dict[str, str]]:
+def training_rows(train: list[dict[str, str]], count: int) -> Iterator[dict[str, str]]:
     """Yield `count` rows, as many of each kind, and almost as many of every excerpt of a kind."""
-    jobs: list[tuple[dict[str, Any], int]] = []
+    jobs: list[tuple[dict[str, str], int]] = []
     kinds = sorted({one["kind"] for one in train})
     for kind in kinds:
         of_kind = [one for one in train if one["kind"] == kind]

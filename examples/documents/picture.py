@@ -1,6 +1,8 @@
-"""Draw a repair: the damaged document, drafts of the patch, and the document with the changed characters marked.
+"""Draw a repair: the damaged document, drafts of the patch, and the repaired document. Changed characters are marked.
 
-python -m examples.documents.picture -m runs/documents/model --out examples/documents/repair.svg
+    python -m examples.documents.picture -m runs/documents/model --out examples/documents/repair.svg
+
+Without a model, the right patch is drawn.
 """
 
 import argparse

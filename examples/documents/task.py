@@ -53,19 +53,20 @@ class Documents:
     data: tuple[Path, ...] = (EXCERPTS,)
 
     name: ClassVar[str] = "documents"
+    kinds: ClassVar[tuple[str, ...]] = KINDS
     scores: ClassVar[tuple[str, ...]] = ("repaired", "exact", "untouched", "edit")
-    options: ClassVar[Mapping[str, Any]] = MappingProxyType({"max_new_tokens": 112})
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType({"max_new_tokens": 128})
 
     def items(self, split: str, count: int, seed: int) -> Iterator[Item]:
         """Return every excerpt once, then every excerpt with other damages, and so on."""
         check_draw(split, count)
         found = [excerpt for path in self.data for excerpt in read_excerpts(path, split)]
-        if not found:
-            raise InputError(f"{', '.join(map(str, self.data))}: no excerpts in the {split} split")
         rng = random.Random(f"documents {split} {seed}")
         rng.shuffle(found)
-        turns = [[excerpt for excerpt in found if excerpt["kind"] == kind] for kind in KINDS]
-        return self._draw([kind for kind in turns if kind], count, rng)
+        turns = [[excerpt for excerpt in found if excerpt["kind"] == kind] for kind in self.kinds]
+        if not all(turns):
+            raise InputError(f"{', '.join(map(str, self.data))}: no excerpts in the {split} split")
+        return self._draw(turns, count, rng)
 
     def _draw(self, turns: Sequence[Sequence[Mapping[str, str]]], count: int, rng: random.Random) -> Iterator[Item]:
         for number in range(count):
@@ -74,6 +75,16 @@ class Documents:
 
     def score(self, item: Item, output: str) -> dict[str, float]:
         return score(item, patch.apply(output, item.meta["damaged"]))
+
+
+class Markdown(Documents):
+    name = "markdown"
+    kinds = ("markdown",)
+
+
+class Json(Documents):
+    name = "json"
+    kinds = ("json",)
 
 
 def score(item: Item, repaired: str) -> dict[str, float]:

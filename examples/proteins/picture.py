@@ -14,7 +14,6 @@ from pathlib import Path
 
 import gesso
 from examples.proteins import task as tasks
-from examples.proteins.residues import RESIDUES
 from gesso.errors import InputError
 from gesso.eval import Item
 
@@ -72,7 +71,7 @@ def draw(steps: Sequence[Sequence[Column]], item: Item) -> str:
 
 def _letters(column: Column, x: int, bottom: int) -> list[str]:
     """Return one stack of letters, the likeliest on top."""
-    drawn = [(residue, share) for residue, share in column if residue in RESIDUES and share >= LEAST]
+    drawn = [(residue, share) for residue, share in column if residue in COLOURS and share >= LEAST]
     found, y = [], float(bottom)
     for residue, share in reversed(drawn):
         place = f"translate({x} {y:.0f})scale(1 {SCALE * share:.2f})"

@@ -15,8 +15,8 @@ from examples.documents import baselines, corpus, data, patch, picture, rules
 from examples.documents.damage import damage, places
 from examples.documents.repair import main as repair_file
 from examples.documents.repair import repair
-from examples.documents.structure import is_broken, is_same
-from examples.documents.task import Documents, distance, score
+from examples.documents.structure import html, is_broken, is_same
+from examples.documents.task import Documents, Json, distance, score
 from gesso.errors import InputError
 from gesso.eval.task import split_of
 
@@ -41,7 +41,7 @@ print("**not bold**")
 JSON = json.dumps({"name": "a, b: {c}", "list": [1, {"deep": None}], "more": {"x": "y"}}, indent=2)
 TEXTS = {"markdown": MARKDOWN, "json": JSON}
 RULES = {
-    "markdown": {"code", "emphasis", "fence", "heading", "link", "list", "quote", "table"},
+    "markdown": {"blockquote", "code", "emphasis", "fence", "heading", "link", "list", "table"},
     "json": {"bracket", "colon", "comma", "quote"},
 }
 
@@ -111,6 +111,11 @@ def test_excerpts_are_cut_between_blocks():
     text = "\n\n".join([MARKDOWN, "long " * 99, MARKDOWN.replace("Install", "Again")])
     first, second = corpus.markdown_pieces(text, words)
     assert first == MARKDOWN and second == MARKDOWN.replace("Install", "Again")
+    table = "\n".join(["## Rows", "", "| a | b |", "|---|---|", *(f"| {n} | `c` |" for n in range(99))])
+    (shortened,) = corpus.markdown_pieces(table, words)
+    assert (
+        shortened.count("\n") + 1 == corpus.MOST_LINES and shortened.startswith("| a") and "<table>" in html(shortened)
+    )
     value = {"skipped": "long " * 99, **{f"key {n}": [{"a": n, "b": [n]}] for n in range(20)}}
     found = list(corpus.json_pieces(json.dumps(value), words))
     assert all(corpus.FEWEST_LINES <= len(one.split("\n")) <= corpus.MOST_LINES for one in found)
@@ -142,6 +147,7 @@ def test_items_are_reproducible_alternate_kinds_and_are_solved_by_their_patch(ex
     items = list(task.items("test", 40, seed=1))
     assert items == list(task.items("test", 40, seed=1)) != list(task.items("test", 40, seed=2))
     assert [item.meta["kind"] for item in items[:4]] == ["markdown", "json"] * 2
+    assert {item.meta["kind"] for item in Json(data=(excerpts,)).items("test", 4, seed=1)} == {"json"}
     for item in items:
         assert task.score(item, item.expected) == dict.fromkeys(task.scores, 1.0)
         assert patch.numbered(item.meta["damaged"]) in item.prompt
@@ -150,7 +156,7 @@ def test_items_are_reproducible_alternate_kinds_and_are_solved_by_their_patch(ex
 
 
 def test_scores_tell_a_harmless_answer_from_a_harmful_one(excerpts):
-    item = next(one for one in Documents(data=(excerpts,)).items("test", 40, 0) if one.name.endswith("0 heading"))
+    item = next(one for one in Documents(data=(excerpts,)).items("test", 200, 0) if one.name.endswith(" heading"))
     damaged, original = item.meta["damaged"], item.meta["original"]
     assert score(item, damaged) == {"repaired": 0.0, "exact": 0.0, "untouched": 1.0, "edit": 0.0}
     harmful = original.replace("> A quote", "A quote")
@@ -211,7 +217,11 @@ def test_data_is_made_from_wheels_whose_licences_are_checked(tmp_path, monkeypat
     }
     with lzma.open(tmp_path / "train.jsonl.xz", "rt") as rows:
         assert len(list(rows)) == 20
+    (tmp_path / "train.jsonl.xz").unlink()
     packages.write_text(f"package = [{wheel(tmp_path, 'glue', 'GPL-3.0-only')}]")
+    data.make(tmp_path, tmp_path, packages=packages, rows=20, say=lambda _: None)  # keeps the excerpts
+    assert (tmp_path / "train.jsonl.xz").exists()
+    (tmp_path / "excerpts.jsonl.xz").unlink()
     with pytest.raises(InputError, match="glue: listed as MIT, but its metadata has GPL"):
         data.make(tmp_path, tmp_path, packages=packages, rows=20, say=lambda _: None)
 

@@ -20,6 +20,9 @@ from examples.proteins.sequences import NEAR, Protein, divide, read_proteins, wr
 from examples.proteins.task import Known, Motifs, Proteins
 from examples.proteins.windows import LONGEST, MOTIFS, SHORTEST, WINDOW, draw_hole, pattern, prompt
 from gesso import InputError
+from gesso.train import recipe
+
+RECIPE = Path(__file__).parents[2] / "examples/proteins/proteins.toml"
 
 
 def protein(seed: str, length: int = 120) -> str:
@@ -251,12 +254,16 @@ def test_residue_is_a_token_and_a_draft_is_drawn(folder: Path, tmp_path: Path) -
     g = gesso.load(tmp_path / "model")
     asked = prompt("MKLLST", "AASSLL", 17)
     assert len(g.tokenizer.encode(asked)) == 1 + 3 + len("17\nMKLLSTAASSLL")  # bos and the markers
+    settings = recipe.load(RECIPE)
+    longest = prompt("A" * (WINDOW - LONGEST), "", LONGEST, max(MOTIFS, key=len))
+    assert len(g.tokenizer.encode(longest)) + LONGEST + 1 <= settings.data.max_length
+    assert settings.objective.canvas_lengths == (Proteins.options["max_new_tokens"],)
     item = next(Motifs(data=(folder,)).items("test", 1, 0))
     assert isinstance(item.prompt, str)
     constrained = {**Motifs.options, **item.constraint, "steps": 2, "seed": 0}
     scores = Motifs(data=(folder,)).score(item, g.generate(item.prompt, **constrained).text)
     assert (scores["motif"], scores["length"]) == (1, 1)
-    columns = [[("L", 0.6), ("V", 0.3), ("(", 0.1)]] * len(item.expected)
+    columns = [[("L", 0.4), ("V", 0.3), ("(", 0.1), ("", 0.2)]] * len(item.expected)
     drawing = picture.draw([columns] * 9, item)
     assert drawing.count(">V</text>") >= picture.SHOWN * len(item.expected)
     assert "(</text>" not in drawing

@@ -17,10 +17,11 @@ CPU = torch.device("cpu")
 LENGTH = 6  # of a canvas
 
 
-def layout(widths, canvases):
-    """Return a layout from the widths of the texts and (example, position) of the canvases."""
+def layout(widths, canvases, images=()):
+    """Return a layout from the widths of the texts, (example, position) of the canvases, and the ends of images."""
     owner, at = ([pair[i] for pair in canvases] for i in range(2))
-    return Layout(np.array(widths), np.array(owner, dtype=np.int64), np.array(at, dtype=np.int64), LENGTH)
+    ends = np.array(images, dtype=np.int64).reshape(-1, 2)
+    return Layout(np.array(widths), np.array(owner, dtype=np.int64), np.array(at, dtype=np.int64), LENGTH, ends)
 
 
 LAYOUTS = {
@@ -28,6 +29,9 @@ LAYOUTS = {
     "padded": layout([12, 12, 12], [(0, 3), (0, 3), (1, 7), (2, 12)]),
     "one": layout([29], [(0, 29)]),
     "many": layout([1, 2, 3, 1, 2, 40], [(i, 1) for i in range(6)]),
+    # Images at the beginning and the end of a text, one after another, across the borders of blocks, and over a window.
+    "images": layout([7, 20, 12], [(0, 5), (1, 20), (2, 12)], [(0, 3), (9, 18), (19, 20), (27, 33), (33, 39)]),
+    "padded images": layout([12, 12], [(0, 8), (1, 7)], [(2, 8), (12, 14)]),
 }
 
 
@@ -47,6 +51,8 @@ def dense_mask(at, window):
             return canvas[q] == canvas[k]
         if example[q] != example[k]:
             return False
+        if any(start <= q < end and start <= k < end for start, end in at.image_N2):
+            return True
         if canvas[q] is None:
             return position[q] - reach < position[k] <= position[q]
         return position[q] - reach < position[k] < position[q]
@@ -197,3 +203,5 @@ def test_part_of_a_layout_has_the_tokens_of_its_examples():
     assert text.tolist() == list(range(7, 30)) and canvas.tolist() == [1, 2, 3]
     kept = np.concatenate([text, *(whole.text + k * LENGTH + np.arange(LENGTH) for k in canvas)])
     assert part.position_T.tolist() == whole.position_T[kept].tolist(), "positions restart with every example"
+    part, _, _ = LAYOUTS["images"].part(np.array([1]))
+    assert part.image_N2.tolist() == [[2, 11], [12, 13]]

@@ -20,6 +20,7 @@ from gesso.checkpoint.source import open_source
 from gesso.errors import InputError
 from gesso.images.image import Image
 from gesso.images.tokens import blocks
+from gesso.model.transformer import DiffusionGemma
 from gesso.train import data_report
 from gesso.train.batch import collate, corrupt
 from gesso.train.data import Dataset, Example
@@ -395,3 +396,25 @@ def test_a_tower_that_is_not_there_cannot_be_trained(tmp_path, directory):
     path.write_text('{"prompt": "a", "completion": "b"}\n' * 4)
     with pytest.raises(InputError, match='model.train = "vision" needs a vision tower'):
         train(recipe(tmp_path, path, blind, "out", 2, 'train = "vision"'), lambda _: None)
+
+
+@pytest.mark.parametrize("which", ["text", "vision"])
+def test_a_frozen_tower_looks_at_each_image_once(tmp_path, rows, directory, monkeypatch, which):
+    looks, see = [], DiffusionGemma.see
+    monkeypatch.setattr(DiffusionGemma, "see", lambda self, *given: looks.append(given) or see(self, *given))
+    train(recipe(tmp_path, rows, directory, "out", 5, f'train = "{which}"'), lambda _: None)
+    assert len(looks) == 4 if which == "text" else len(looks) > 12
+
+
+def test_held_out_rows_with_images_are_evaluated_and_sampled(tmp_path, rows, directory):
+    shown = []
+
+    def answer(model, prompts):
+        shown.extend(prompts)
+        return ["" for _ in prompts]
+
+    held = f'[held_out]\nevery = 2\nfiles = ["{rows}"]\nsamples = 1'
+    train(recipe(tmp_path, rows, directory, "out", 2, extra=held), lambda _: None, answer=answer)
+    (sample,) = (json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines())
+    assert (sample["prompt"], sample["expected"]) == ("What?", "one")
+    assert len(shown[0].images) == 1 and blocks(shown[0].tokens)

@@ -1,0 +1,41 @@
+"""Run a command with the plain Triton kernels in place of those for Hopper, to compare whole steps:
+
+    python -m tests.gpu.without feed_forward attention -- bench -m random:26b-a4b --quantize fp8 --json
+
+Compare runs in turns on one machine: clocks and temperatures drift.
+"""
+
+import sys
+from collections.abc import Callable
+
+from gesso.backends.cuda.kernels import attention, experts_four_bit, feed_forward
+from gesso.cli.main import main
+
+
+def without_feed_forward() -> None:
+    feed_forward._has_kernel = lambda _: False
+
+
+def without_attention() -> None:
+    attention._has_roles = lambda: False
+
+
+def without_int4() -> None:
+    experts_four_bit.LEAST_FOR_HOPPER = sys.maxsize
+
+
+KERNELS: dict[str, Callable[[], None]] = {
+    "feed_forward": without_feed_forward,
+    "attention": without_attention,
+    "int4": without_int4,
+}
+
+
+if __name__ == "__main__":
+    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    names, command = sys.argv[1:split], sys.argv[split + 1 :]
+    if not command or not set(names) <= KERNELS.keys():
+        sys.exit(f"give kernels ({', '.join(KERNELS)}), then -- and a command of gesso")
+    for name in names:
+        KERNELS[name]()
+    sys.exit(main(command))
