@@ -6,6 +6,7 @@ entropies and acceptance. The experts run in the implementation it recommends fo
 
 import statistics
 import time
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,16 @@ def _load(transformers: Any, config: Config, directory: Path | None, device: tor
         torch.set_default_dtype(dtype)
         try:
             with device:
-                model = kind(transformers.DiffusionGemmaConfig.from_dict(dict(config.raw)))
+                model = kind(transformers.DiffusionGemmaConfig.from_dict(_without_tower(config.raw)))
         finally:
             torch.set_default_dtype(before)
         model.tie_weights()
     if device.type == "cuda":
         model.set_experts_implementation("grouped_mm")
     return model.eval()
+
+
+def _without_tower(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with one layer of the vision tower, which a step does not use, to save its weights."""
+    tower = raw.get("vision_config")
+    return {**raw, "vision_config": {**tower, "num_hidden_layers": 1}} if tower else dict(raw)
