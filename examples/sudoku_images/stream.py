@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from examples.sudoku_images.pictures import draw_picture, draw_style
 from examples.sudoku_images.tower import PATCH, POOL
 from gesso.eval.sudoku.grid import Symmetry
-from gesso.eval.sudoku.pictures import draw_picture, draw_style
 from gesso.images.process import prepare
 
 SOLVED = "123456789456789123789123456231564897564897231897231564312645978645978312978312645"

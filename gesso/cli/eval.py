@@ -17,7 +17,7 @@ from gesso.cli.terminal import print_json, print_text
 from gesso.errors import InputError
 
 COUNT = 100
-TASKS = "sudoku, sudoku_images, python_infill, structured or decide"
+TASKS = "sudoku, python_infill, structured or decide"
 
 if TYPE_CHECKING:
     from gesso.api import Gesso

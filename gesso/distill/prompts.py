@@ -66,7 +66,7 @@ class TaskPrompts:
         question = Question(item, item_seed(self.seed, index), {**self.task.options, **options})
 
         def accepts(result: Result) -> bool:
-            return self.accept == NONE or self.task.score(item, output(g, item, result))[self.accept] == 1
+            return self.accept == NONE or self.task.score(item, output(g, self.task, item, result))[self.accept] == 1
 
         return Asked(request(g, item, question), accepts)
 

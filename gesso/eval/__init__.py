@@ -12,18 +12,14 @@ from gesso.eval.decide import Decide
 from gesso.eval.own_data import OwnData
 from gesso.eval.python_infill import PythonInfill
 from gesso.eval.structured.task import Structured
-from gesso.eval.sudoku.images import SudokuImages
 from gesso.eval.sudoku.task import Sudoku
 from gesso.eval.task import Item, Task
 from gesso.own_code import load_own
 
-__all__ = [
-    "TASKS", "Decide", "Item", "OwnData", "PythonInfill", "Structured", "Sudoku", "SudokuImages", "Task", "task",
-]  # fmt: skip
+__all__ = ["TASKS", "Decide", "Item", "OwnData", "PythonInfill", "Structured", "Sudoku", "Task", "task"]
 
 TASKS: dict[str, Callable[..., Task]] = {
     "sudoku": Sudoku,
-    "sudoku_images": SudokuImages,
     "python_infill": PythonInfill,
     "structured": Structured,
     "decide": Decide,

@@ -22,7 +22,6 @@ from gesso.engine.plan import Plan, T, compare, score
 from gesso.engine.request import Request, Score
 from gesso.errors import InputError
 from gesso.eval.decide import Decide
-from gesso.eval.sudoku.reading import puzzle_prompt
 from gesso.eval.task import LOG_PROBABILITY, Checkable, Holes, Item, Task
 from gesso.infill.candidates import likeliest
 from gesso.infill.infill import infill
@@ -170,8 +169,8 @@ def _prompt(g: Gesso, item: Item) -> Prompt:
 def request(g: Gesso, item: Item, question: Question) -> Request:
     """Return the engine request for an item with the seed and the options of a question."""
     options = {**question.options, "seed": question.seed}
-    if item.draw is not None:
-        return g.request(puzzle_prompt(g, g.read_image(item.draw(), where=item.name), item.name), **options)
+    if item.ask is not None:
+        return g.request(item.ask(g), **options)
     if isinstance(item.prompt, str):
         return g.request(item.prompt, **options)
     if item.opening:

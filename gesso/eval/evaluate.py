@@ -13,8 +13,7 @@ from gesso.engine.plan import total_usage
 from gesso.errors import InputError
 from gesso.eval.answers import Answer, Question, Tries, answers
 from gesso.eval.estimate import Estimate, estimate, estimate_score
-from gesso.eval.sudoku.reading import read_grid
-from gesso.eval.task import LOG_PROBABILITY, Item, Task
+from gesso.eval.task import LOG_PROBABILITY, Item, Reads, Task
 from gesso.presets import resolved
 from gesso.settings import choose
 
@@ -223,7 +222,7 @@ def outcome(
         none = dict.fromkeys(task.scores, 0.0)
         first = none if attempts > 1 else {}
         return Outcome(**shared, scores=none, first_scores=first, error=str(tried) or repr(tried))
-    outputs = [output(g, item, one) for one in tried]
+    outputs = [output(g, task, item, one) for one in tried]
     usage = total_usage([one.usage for one in tried], tried[-1].usage.completion_tokens)
     return Outcome(
         **shared,
@@ -238,13 +237,10 @@ def outcome(
     )
 
 
-def output(g: "Gesso", item: Item, result: Result) -> str:
-    """Return the text to score: for tools with the special tokens of a call, for a conversation without thoughts.
-
-    For a picture, the grid that the model read is in the line before.
-    """
-    if item.draw is not None:
-        return f"{read_grid(g, g.read_image(item.draw()), item.name)}\n{result.text}"
+def output(g: "Gesso", task: Task, item: Item, result: Result) -> str:
+    """Return the text to score: for tools with the special tokens of a call, for a conversation without thoughts."""
+    if isinstance(task, Reads):
+        return task.read(g, item, result)
     if item.meta.get("tools"):
         return g.decode(result.tokens, special=True)
     return result.text if isinstance(item.prompt, str) else g.read_answer(result).text

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from gesso.errors import InputError
 
 if TYPE_CHECKING:
-    import PIL.Image
+    from gesso.api import Gesso
+    from gesso.chat.prompt import Prompt
+    from gesso.engine.events import Result
 
 SPLITS = ("train", "validation", "test")
 # The one score that is not between 0 and 1: in nats per token. A task that has it generates no text.
@@ -24,7 +26,7 @@ class Item:
     constraint: Mapping[str, Any] = field(default_factory=dict)  # options of `Gesso.chat` for constrained evaluation
     opening: str = ""  # beginning of the answer to a conversation, which is given
     choices: tuple[str, ...] = ()  # continuations to decide between; constrained evaluation writes one of them
-    draw: "Callable[[], PIL.Image.Image] | None" = field(default=None, repr=False)  # a picture in place of the prompt
+    ask: "Callable[[Gesso], Prompt] | None" = field(default=None, repr=False)  # in place of `prompt`
 
 
 class Task(Protocol):
@@ -69,6 +71,14 @@ class Holes(Protocol):
 
     def hole(self, item: Item) -> tuple[str, str]:
         """Return the text before and after the hole."""
+
+
+@runtime_checkable
+class Reads(Protocol):
+    """A task that scores more than the text of an answer, such as what a model sees in an image."""
+
+    def read(self, g: "Gesso", item: Item, result: "Result") -> str:
+        """Return what `score` gets as the output."""
 
 
 def split_of(key: str) -> str:

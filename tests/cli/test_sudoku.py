@@ -336,7 +336,7 @@ def test_eval_reports_first_and_last_attempts(main: Main, tiny, monkeypatch):
         (["sudoku", "--clues", "5-6"], "5 to 6"),
         (
             ["python_infill", "--clues", "30"],
-            "--clues applies to sudoku and sudoku_images; remove it for the task python_infill",
+            "--clues applies to sudoku; remove it for the task python_infill",
         ),
         (["sudoku", "--clues", "30", "--data", "x.csv"], "--clues applies to generated puzzles"),
         (["chess", "--clues", "30"], "unknown task 'chess'"),

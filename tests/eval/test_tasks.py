@@ -24,7 +24,7 @@ def test_items_depend_on_split_and_seed_and_a_larger_count_only_adds(name):
 
 
 def test_invalid_tasks_splits_and_options_are_rejected():
-    with pytest.raises(InputError, match="unknown task 'chess'; expected sudoku, sudoku_images, python_infill"):
+    with pytest.raises(InputError, match="unknown task 'chess'; expected sudoku, python_infill"):
         task("chess")
     with pytest.raises(InputError, match="task sudoku: .*colour"):
         task("sudoku", colour="red")
@@ -64,6 +64,6 @@ def test_a_task_of_your_own_runs_by_its_module_and_class(reverse, tiny_directory
 
 def test_a_task_of_your_own_takes_only_options_that_its_class_has(reverse, main):
     error = " ".join(main("eval", reverse, "--clues", "30").err.split())
-    assert "--clues applies to sudoku and sudoku_images; remove it for the task reverse:Reverse" in error
+    assert "--clues applies to sudoku; remove it for the task reverse:Reverse" in error
     with pytest.raises(InputError, match="below the current directory, such as examples.graphs.task:Graphs"):
         task("no_such_file:Task")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 from PIL.Image import Resampling, Transform
 
-from gesso.eval.sudoku.digits import turned, typed, written
+from examples.sudoku_images.digits import turned, typed, written
 
 Colour = tuple[int, int, int]
 Point = tuple[float, float]

@@ -9,17 +9,16 @@ import pytest
 import torch
 
 import gesso
+from examples.sudoku_images import pictures
 from examples.sudoku_images.bundle import write_bundle
+from examples.sudoku_images.pictures import draw_picture, draw_style
+from examples.sudoku_images.task import Drawing, SudokuImages
 from examples.sudoku_images.tower import new_tower
 from gesso.bundled import SOLVER, directory
 from gesso.cli import sudoku_view
 from gesso.errors import InputError
-from gesso.eval import SudokuImages
 from gesso.eval.evaluate import evaluate
-from gesso.eval.sudoku import pictures
 from gesso.eval.sudoku.grid import parse_puzzle
-from gesso.eval.sudoku.images import Drawing
-from gesso.eval.sudoku.pictures import draw_picture, draw_style
 from gesso.eval.sudoku.reading import digit_embeddings, puzzle_prompt, read_grid
 from gesso.eval.sudoku.task import spaced
 
@@ -29,7 +28,7 @@ EMPTY = "0" * 81
 
 
 def drawn(puzzle, seed):
-    return Drawing(puzzle, seed)()
+    return Drawing(puzzle, seed).picture()
 
 
 # --- pictures -------------------------------------------------------------------------------------------------------
