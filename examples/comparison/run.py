@@ -128,9 +128,9 @@ def write(out: Path, latest: str) -> None:
     for name in SUBJECTS:
         shown, found = read(out, name)
         for way, one in found.items():
-            change = "" if one.change is None else _interval(one.change, 100, "+")
-            score = f"{shown} {_interval(one.score, 100)} %"
-            lines.append(f"| {name}, {one.items} | {way} | {score} | {change} | {_interval(one.passes, 1)} |")
+            change = "" if one.change is None else one.change.shown(100, "+")
+            score = f"{shown} {one.score.shown(100)} %"
+            lines.append(f"| {name}, {one.items} | {way} | {score} | {change} | {one.passes.shown()} |")
         if name == latest and found:
             (out / f"{name}.svg").write_text(plot(name, shown, found), encoding="utf-8")
     out.mkdir(parents=True, exist_ok=True)
@@ -147,13 +147,6 @@ def plot(name: str, shown: str, found: Mapping[str, Measured]) -> str:
 
 def _point(way: str, one: Measured) -> Point:
     return Point(one.passes.mean, one.score.mean, one.score.low, one.score.high, way)
-
-
-def _interval(found: Estimate, scale: float, sign: str = "") -> str:
-    text = f"{scale * found.mean:{sign}.1f}"
-    if found.low is None or found.high is None:
-        return text
-    return f"{text} ({scale * found.low:{sign}.1f} to {scale * found.high:{sign}.1f})"
 
 
 if __name__ == "__main__":

@@ -191,11 +191,11 @@ def _markdown(cells: Mapping[str, Mapping[str, Cell]]) -> list[str]:
         lines.append(f"| | {' | '.join(base.scores)} | passes | {first} against default | passes against default | |")
         lines.append("|---" * (len(base.scores) + 5) + "|")
         for name, one in found.items():
-            scores = " | ".join(f"{_interval(score, 100)} %" for score in one.scores.values())
-            change = _interval(one.change.scores[first], 100, "+"), _interval(one.change.passes, 1, "+")
+            scores = " | ".join(f"{score.shown(100)} %" for score in one.scores.values())
+            change = one.change.scores[first].shown(100, "+"), one.change.passes.shown(1, "+")
             mark = f"{one.failures} failed" if one.failures else "better" if one.is_better else ""
             shown = f"`{name}` ({one.settings})" if name == DEFAULT else f"`{name}`"
-            lines.append(f"| {shown} | {scores} | {_interval(one.passes, 1)} | {change[0]} | {change[1]} | {mark} |")
+            lines.append(f"| {shown} | {scores} | {one.passes.shown()} | {change[0]} | {change[1]} | {mark} |")
         best = max(found, key=lambda name: (found[name].scores[first].mean, -found[name].passes.mean))
         low = found[best].change.scores[first].low
         noise = "" if best == DEFAULT or (low is not None and low > 0) else ", within the noise of the default"
@@ -203,13 +203,6 @@ def _markdown(cells: Mapping[str, Mapping[str, Cell]]) -> list[str]:
     everywhere = [name for name in ROWS if all(name in found and found[name].is_better for found in cells.values())]
     lines.append(f"Better than the default on every task: {', '.join(f'`{name}`' for name in everywhere) or 'none'}.")
     return lines
-
-
-def _interval(found: Estimate, scale: float, sign: str = "") -> str:
-    text = f"{scale * found.mean:{sign}.1f}"
-    if found.low is None or found.high is None:
-        return text
-    return f"{text} ({scale * found.low:{sign}.1f} to {scale * found.high:{sign}.1f})"
 
 
 if __name__ == "__main__":

@@ -15,6 +15,13 @@ class Estimate:
     low: float | None
     high: float | None
 
+    def shown(self, scale: float = 1, sign: str = "") -> str:
+        """Return mean and interval as text, multiplied by `scale`; the sign "+" shows that of positive numbers."""
+        mean = f"{scale * self.mean:{sign}.1f}"
+        if self.low is None or self.high is None:
+            return mean
+        return f"{mean} ({scale * self.low:{sign}.1f} to {scale * self.high:{sign}.1f})"
+
 
 def wilson(successes: float, count: int) -> tuple[float, float]:
     """Return the interval of a proportion (Wilson 1927). It stays within 0 to 1 and is not empty at 0 % or 100 %."""
