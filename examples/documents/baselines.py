@@ -51,9 +51,8 @@ def table(items: Sequence[Item], repairs: Mapping[str, tuple[Repair, Sequence[st
         if len(kinds) > 1:
             scored["all"] = [one for found in scored.values() for one in found]
         for kind, found in scored.items():
-            cells = [estimate_score([one[column] for one in found]) for column in Documents.scores]
-            shown = [f"{100 * c.mean:.1f} ({100 * (c.low or 0):.1f} to {100 * (c.high or 0):.1f})" for c in cells]
-            lines.append(f"| {name} | {len(found)} {kind} | {' | '.join(shown)} |")
+            cells = [estimate_score([one[column] for one in found]).shown(100) for column in Documents.scores]
+            lines.append(f"| {name} | {len(found)} {kind} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -174,13 +174,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("repair", repair, TRIES),
         ("nearest", drawn(nearest(known)), (1,)),
     ]
-    print(f"{'program':10}{'tries':>6}  {'valid':24}{'share':24}")
+    print(f"{'program':10}{'tries':>6}  {'valid, %':24}{'share, %'}")
     for name, program, counts in programs:
         for tries in counts:
-            cells = [
-                f"{100 * found.mean:5.1f} % ({100 * (found.low or 0):.1f} to {100 * (found.high or 0):.1f})"
-                for found in scored(program, items, tries).values()
-            ]
+            cells = [found.shown(100) for found in scored(program, items, tries).values()]
             print(f"{name:10}{tries:6}  {cells[0]:24}{cells[1]:24}".rstrip())
 
 

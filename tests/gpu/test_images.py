@@ -1,5 +1,6 @@
-"""Images on a GPU: kernels against plain operations at real width, the tower, and the same text in any batch."""
+"""Images on a GPU: kernels against plain operations at real width, the tower, the same text in any batch, training."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -13,10 +14,14 @@ from gesso.bench.images import picture
 from gesso.engine.engine import Engine
 from gesso.engine.request import Request
 from gesso.images.tokens import image_tokens
+from gesso.model.init import begin
 from gesso.settings import Diffusion
+from gesso.train.recipe import ModelSettings
 from tests.engine_requests import finish, other_requests, result
 from tests.gpu.device import DEVICE, DRY_RUN
 from tests.gpu.real_width import errors, make_model
+from tests.gpu.test_training import assert_close, recipe, train
+from tests.images.files import drawing, encoded
 from tests.tiny import make
 
 pytestmark = pytest.mark.gpu
@@ -75,6 +80,8 @@ def test_same_seed_same_text_with_images_alone_in_a_batch_and_from_the_cache(see
     g = gesso.load(sees, device=DEVICE, dtype="bfloat16")
     first, second = picture(g.config.vision, 5, 5, seed=1), picture(g.config.vision, 2, 3, seed=2)
     requests = [asked(g, first, seed=3), asked(g, second, first, seed=4), asked(g, first, second, seed=5)]
+    last = asked(g, second, seed=6)
+    requests.append(replace(last, prompt=last.prompt[:-11]))  # a canvas directly after the image
     alone = [result(Engine(g.model, g.decode), request).tokens for request in requests]
     assert len(set(alone)) == len(alone)
     batch = Engine(g.model, g.decode, max_batch=8)
@@ -91,3 +98,23 @@ def test_a_tower_in_host_memory_sees_the_same(sees):
         if parameter.ndim > 1:
             parameter.data = parameter.data.cpu()
     assert torch.equal(g.engine.runner.backend.see(image), expected)
+
+
+@pytest.mark.parametrize("which", ["text", "vision", "all"])
+def test_losses_of_rows_with_images_equal_those_of_the_cpu(sees, tmp_path, monkeypatch, which):
+    lines = []
+    for number, answer in enumerate(("one", "two", "three", "four")):
+        (tmp_path / f"{number}.png").write_bytes(encoded(drawing(60, 40, seed=number), "PNG"))
+        content = [{"type": "image", "image": f"{number}.png"}, {"type": "text", "text": "How many?"}]
+        lines.append({"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]})
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    untrained = gesso.load(sees, device="cpu")
+    begin(untrained.model, seed=0)  # weights that do not amplify rounding errors
+    untrained.save(tmp_path / "model")
+    model = ModelSettings(path=str(tmp_path / "model"), train=which)
+    cpu, gpu = (
+        train(replace(recipe(sees, rows, tmp_path / name), model=model), monkeypatch, device)
+        for name, device in (("cpu", "cpu"), ("gpu", DEVICE))
+    )
+    assert_close(gpu, cpu, 1e-3)
