@@ -37,6 +37,7 @@ ATTACKS = (
     Attack("g1", attacks.abandoned_regexes, "compilers end when their clients leave", constrained=True),
     Attack("g2", attacks.killed_server, "no survivors", own_server=True, alone=True),
     Attack("g3", attacks.hostile_constraints, "200 or 400; other requests continue"),
+    Attack("g4", attacks.harmless_constraints, "200; the yardstick for g3"),
     Attack("h", attacks.scored_candidates, "200 or 400; other requests continue"),
     Attack("i", attacks.long_texts, "400, before it reaches the engine"),
     Attack("j", attacks.long_message, "200 or an error; /ready is correct", own_server=True, frame_bytes=16_384),

@@ -192,6 +192,12 @@ def hostile_constraints(target: Target, until: float) -> Outcome:
     return ask_all(target, until, bodies)
 
 
+def harmless_constraints(target: Target, until: float) -> Outcome:
+    """Send as many small schemas, all different: others wait for the batch that they share with these, too."""
+    asked = ({"type": "array", "items": {"type": "integer"}, "minItems": least} for least in range(HOSTILE))
+    return ask_all(target, until, [(CHAT, {**with_schema(schema), "max_tokens": 64}) for schema in asked])
+
+
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
