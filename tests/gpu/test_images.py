@@ -21,7 +21,6 @@ from tests.engine_requests import finish, other_requests, result
 from tests.gpu.device import DEVICE, DRY_RUN
 from tests.gpu.real_width import errors, make_model
 from tests.gpu.test_training import assert_close, recipe, train
-from tests.images.files import drawing, encoded
 from tests.tiny import make
 
 pytestmark = pytest.mark.gpu
@@ -102,6 +101,8 @@ def test_a_tower_in_host_memory_sees_the_same(sees):
 
 @pytest.mark.parametrize("which", ["text", "vision", "all"])
 def test_losses_of_rows_with_images_equal_those_of_the_cpu(sees, tmp_path, monkeypatch, which):
+    from tests.images.files import drawing, encoded  # needs Pillow, which a GPU machine may lack
+
     lines = []
     for number, answer in enumerate(("one", "two", "three", "four")):
         (tmp_path / f"{number}.png").write_bytes(encoded(drawing(60, 40, seed=number), "PNG"))
