@@ -59,7 +59,7 @@ class RemoteImage:
 
 
 class TimeOver(Exception):
-    """The time for all images is over. Not an OSError: those of one address are followed by the next address."""
+    """The time for all images is over. Not an OSError, after which the next address of a host would be tried."""
 
 
 def fetch_all(images: Sequence[RemoteImage], limit: int) -> list[bytes]:
@@ -157,7 +157,7 @@ def _connected(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError):
         found = []
     public = [each for each in found if is_public(ipaddress.ip_address(str(each[4][0]).partition("%")[0]))]
-    if not public:  # one message for both reasons: names of a private network are nobody's business
+    if not public:  # one message for both reasons, so that it reveals no names of a private network
         raise InputError(f"no public address is known for {host[:100]!r}; private addresses are not allowed")
     for index, (family, kind, protocol, _, address) in enumerate(public):
         connection = socket.socket(family, kind, protocol)

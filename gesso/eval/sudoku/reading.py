@@ -50,7 +50,7 @@ def nearest_digits(soft_SH: Tensor, first_DH: Tensor, rest_DH: Tensor) -> Tensor
     return far_SD.argmin(-1)
 
 
-def check_reads(g: "Gesso", image: Image, where: str) -> None:
+def check_cells(image: Image, where: str) -> None:
     """Reject an image that is not one soft token per cell. Errors begin with `where`."""
     if image.tokens != CELLS or image.rows != image.columns:
         raise InputError(
@@ -61,7 +61,7 @@ def check_reads(g: "Gesso", image: Image, where: str) -> None:
 
 def read_grid(g: "Gesso", image: Image, where: str = "image") -> str:
     """Return the grid in a picture: 81 digits, with 0 for an empty cell."""
-    check_reads(g, image, where)
+    check_cells(image, where)
     first_DH, rest_DH = digit_embeddings(g.model, g.tokenizer)
     soft_SH = g.engine.runner.seen.features(image).float()
     return "".join(map(str, nearest_digits(soft_SH, first_DH, rest_DH).tolist()))
@@ -72,6 +72,6 @@ def puzzle_prompt(g: "Gesso", image: Image, where: str = "image") -> Prompt:
 
     There are no tokens around the image, as chats have them: the model was trained on prompts of a bos and 81 cells.
     """
-    check_reads(g, image, where)
+    check_cells(image, where)
     begin = [] if g.tokenizer.bos_id is None else [g.tokenizer.bos_id]
     return Prompt([*begin, *image_tokens(image.digest, image.tokens)], (image,))
