@@ -330,12 +330,15 @@ def _by_token(g: Any, prompt: int, tokens: int, sampler: str) -> float:
 
 
 def step_bytes(model: DiffusionGemma) -> int:
-    """Return the bytes read per step: every weight once, a tied embedding twice (head and self-conditioning)."""
+    """Return the bytes read per step: every weight of the text model once, a tied embedding twice (head and
+    self-conditioning).
+    """
     table = model.decoder.embed_tokens
     again = (*table.parameters(), *table.buffers()) if model.lm_head is None else ()
     held = streamed(model)  # its layers view two slots, each of which `_tensors` has once
     hidden = 0 if held is None else held.nbytes - held.slot_bytes
-    return sum(tensor.nbytes for tensor in (*_tensors(model), *again)) + hidden
+    tower = 0 if model.vision is None else sum(tensor.nbytes for tensor in _tensors(model.vision))
+    return sum(tensor.nbytes for tensor in (*_tensors(model), *again)) + hidden - tower
 
 
 def copy_speed(held: StreamedExperts) -> float:
@@ -372,5 +375,5 @@ def read_speed(device: torch.device, values: int) -> float:
     return numbers.nbytes / min(times)
 
 
-def _tensors(model: DiffusionGemma) -> list[torch.Tensor]:
+def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
     return list({t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}.values())
