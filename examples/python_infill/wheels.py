@@ -13,10 +13,11 @@ import tempfile
 import tokenize
 import tomllib
 import zipfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from email.message import Message
 from pathlib import Path
+from typing import TypeVar
 
 from gesso.errors import InputError
 
@@ -51,16 +52,21 @@ COPYLEFT = re.compile(
 class Package:
     name: str
     version: str
-    license: str  # an SPDX expression of names in PERMISSIVE
+    license: str  # an expression of SPDX names, such as those in PERMISSIVE
     sha256: str  # of the wheel
 
 
-def read_packages(path: Path) -> list[Package]:
+AnyPackage = TypeVar("AnyPackage", bound=Package)
+
+
+def read_packages(path: Path, kind: type[AnyPackage] = Package) -> list[AnyPackage]:  # type: ignore[assignment]
+    """Return the packages of a list. `kind` is the class of its rows."""
     try:
         rows = tomllib.loads(path.read_text(encoding="utf-8"))["package"]
-        found = [Package(**row) for row in rows]
+        found = [kind(**row) for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} must be a list of package = {{name, version, license, sha256}}; {error!r}") from error
+        names = ", ".join(field.name for field in fields(kind))
+        raise InputError(f"{path} must be a list of package = {{{names}}}; {error!r}") from error
     return sorted(found, key=lambda package: package.name)
 
 
@@ -86,10 +92,13 @@ def _by_hash(cache: Path) -> dict[str, Path]:
     return {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in sorted(cache.rglob("*.whl"))}
 
 
-def complaint(package: Package, wheel: Path) -> str | None:
-    """Return how the listed licence contradicts the wheel's metadata, or None."""
-    if unknown := [name for name in _names(package.license) if name not in PERMISSIVE]:
-        return f"{unknown[0]} is not one of {', '.join(PERMISSIVE)}"
+def complaint(package: Package, wheel: Path, allowed: Mapping[str, str] = PERMISSIVE) -> str | None:
+    """Return how the listed licence contradicts the wheel's metadata, or None.
+
+    allowed: the accepted licences, and their patterns in older metadata.
+    """
+    if unknown := [name for name in _names(package.license) if name not in allowed]:
+        return f"{unknown[0]} is not one of {', '.join(allowed)}"
     metadata = read_metadata(wheel)
     if expression := metadata["License-Expression"]:
         same = set(_names(expression)) == set(_names(package.license))
@@ -97,7 +106,7 @@ def complaint(package: Package, wheel: Path) -> str | None:
     says = statements(metadata)
     if any(COPYLEFT.search(line) for line in says):
         return f"listed as {package.license}, but its metadata has {'; '.join(says)}"
-    silent = [n for n in _names(package.license) if not any(re.search(PERMISSIVE[n], line, re.I) for line in says)]
+    silent = [n for n in _names(package.license) if not any(re.search(allowed[n], line, re.I) for line in says)]
     return f"its metadata does not mention {silent[0]}: {'; '.join(says) or 'no licence'}" if silent else None
 
 

@@ -1,7 +1,7 @@
 """Masks of single digits, typed or written, for pictures of Sudokus.
 
-Typed digits are those of the font that comes with Pillow. Written digits are strokes between points that differ a
-little each time.
+Typed digits are those of a font: the one that comes with Pillow, or a file. Written digits are strokes between points
+that differ a little each time.
 """
 
 import math
@@ -39,18 +39,24 @@ FINER = 2  # strokes are drawn this much larger, and reduced: Pillow draws lines
 
 
 @lru_cache(maxsize=4096)
-def typed(digit: str, height: int, bold: int, file: str | None = None) -> Image.Image:
+def typed(digit: str, height: int, bold: int, file: str | None = None, wide: float = 1.0) -> Image.Image:
     """Return a digit of a font, with a border of its own height around it. `bold` widens its strokes, in pixels.
 
     file: a font, or None for the one that comes with Pillow.
+    wide: width of the digit, relative to the font's.
     """
-    size = round(1.35 * height)  # of this size, digits have about the given height
-    font = ImageFont.load_default(size) if file is None else ImageFont.truetype(file, size)
+    font = _font(file, round(1.35 * height))  # of this size, digits have about the given height
     left, top, right, bottom = (round(edge) for edge in font.getbbox(digit, stroke_width=bold))
     mask = Image.new("L", (2 * height, 2 * height))
     at = (height - (left + right) // 2, height - (top + bottom) // 2)
     ImageDraw.Draw(mask).text(at, digit, fill=255, font=font, stroke_width=bold)
-    return mask
+    return mask if wide == 1 else turned(mask, 0.0, 0.0, wide)
+
+
+@lru_cache(maxsize=2048)
+def _font(file: str | None, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Return an open font, which takes longer to open than to draw a digit with."""
+    return ImageFont.load_default(size) if file is None else ImageFont.truetype(file, size)
 
 
 def written(digit: str, height: int, bold: int, rng: random.Random) -> Image.Image:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import gesso
-from examples.sudoku_images.pictures import Colour, Style, rotation
+from examples.sudoku_images.appearance import Colour, Style, rotation
 from examples.sudoku_images.task import Drawing, SudokuImages
 from gesso.eval.estimate import wilson
 from gesso.eval.sudoku.reading import read_grid

@@ -1,24 +1,29 @@
-"""The task of Sudokus in pictures: the model reads a picture of a puzzle and writes its solution.
+"""The tasks of Sudokus in pictures: the model reads a picture of a puzzle and writes its solution.
 
 gesso eval examples.sudoku_images.task:SudokuImages -m gesso-sudoku --count 1000
+gesso eval examples.sudoku_images.task:SudokuFonts -m gesso-sudoku --count 1000 --data data/fonts/held-out
 """
 
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import PIL.Image
 
 import gesso
-from examples.sudoku_images.pictures import Style, draw_picture, draw_style
+from examples.sudoku_images.appearance import Style, draw_style
+from examples.sudoku_images.fonts import fonts_in
+from examples.sudoku_images.pictures import draw_picture
+from gesso.errors import InputError
 from gesso.eval import Item, Sudoku
 from gesso.eval.sudoku.reading import CELLS, puzzle_prompt, read_grid
 
 
 @dataclass(frozen=True, kw_only=True)
 class SudokuImages:
-    """Puzzles of the task `sudoku`, drawn in styles that training does not use."""
+    """Puzzles of the task `sudoku`, typed in the font that comes with Pillow, or written."""
 
     clues: tuple[int, int] = (30, 36)
 
@@ -48,13 +53,31 @@ class SudokuImages:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class SudokuFonts(SudokuImages):
+    """The puzzles of `SudokuImages`, typed in the fonts of a directory in turn."""
+
+    data: tuple[Path, ...] = ()
+
+    name: ClassVar[str] = "sudoku_fonts"
+
+    def items(self, split: str, count: int, seed: int) -> Iterator[Item]:
+        if len(self.data) != 1:
+            raise InputError(f"expected one directory of fonts, got {len(self.data)}; give --data data/fonts/held-out")
+        fonts = fonts_in(self.data[0])
+        for number, item in enumerate(super().items(split, count, seed)):
+            assert isinstance(item.ask, Drawing)
+            yield replace(item, ask=replace(item.ask, font=fonts[number % len(fonts)]))
+
+
 @dataclass(frozen=True)
 class Drawing:
     """A picture of a puzzle in a random style, and the prompt that shows it to a model."""
 
     puzzle: str
     seed: str
-    held_out: bool = True  # whether its style is one of those that training does not use
+    held_out: bool = True  # whether its digit size and ink are from the held-out bands
+    font: str | None = None  # a file, to type all digits in this font
 
     def picture(self, **changes: Any) -> PIL.Image.Image:
         """Return the picture. `changes` replace values of its style."""
@@ -68,7 +91,8 @@ class Drawing:
     def _style(self) -> tuple[Style, random.Random]:
         """Return the style, and the generator of the digits' jitter and of the noise."""
         rng = random.Random(f"sudoku image {self.seed}")
-        return draw_style(rng, held_out=self.held_out), rng
+        style = draw_style(rng, held_out=self.held_out)
+        return (replace(style, font=self.font, written=False) if self.font else style), rng
 
     def image(self, g: gesso.Gesso) -> gesso.Image:
         return g.read_image(self.picture(), where=self.seed)

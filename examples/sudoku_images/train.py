@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from examples.sudoku_images.bundle import write_bundle
-from examples.sudoku_images.stream import Pictures, Stream, batch, loader
+from examples.sudoku_images.fonts import fonts_in
+from examples.sudoku_images.stream import PILLOW, Pictures, Stream, batch, loader
 from examples.sudoku_images.tower import Targets, new_tower, see, trained
 from gesso.bundled import SOLVER
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.load import load
 from gesso.checkpoint.source import open_source
+from gesso.errors import InputError
 from gesso.model.vision import Vision
 
 WARMUP, EMA, CLIP, DECAY = 200, 0.998, 1.0, 0.01
@@ -75,13 +77,12 @@ class Trainer:
         )
         groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=device.type == "cuda")
-        self.stream = Stream(options.drawn, options.seed, options.side)
+        fonts = (*fonts_in(options.fonts), *PILLOW) if options.fonts else PILLOW
+        self.stream = Stream(options.drawn, options.seed, options.side, fonts)
         self.pictures = loader(self.stream, options.workers)
         self.pool = Pool(options.pool, device)
         self.held_out = [
-            batch(
-                range(at, min(at + 64, options.held_out)), HELD_OUT_SEED, options.side, options.hardest, held_out=True
-            )
+            batch(range(at, min(at + 64, options.held_out)), HELD_OUT_SEED, options.side, options.hardest, True, fonts)
             for at in range(0, options.held_out, 64)
         ]
 
@@ -107,7 +108,7 @@ class Trainer:
                     evaluated = time.monotonic()
                 if is_last:
                     break
-                self.stream.difficulty.value = options.hardest * min(1.0, done / GROWTH)
+                self.stream.difficulty.value = options.hardest * (1.0 if options.start else min(1.0, done / GROWTH))
                 loss = self.step(step, done)
                 step += 1
         exchange(self.parameters, {name: value.bfloat16().float() for name, value in self.kept.items()})
@@ -162,6 +163,14 @@ def exchange(parameters: dict[str, torch.nn.Parameter], others: dict[str, Tensor
     return before
 
 
+def read_tower(name: str, device: torch.device) -> Vision:
+    """Return the tower of a model, in float32."""
+    found = load(open_source(find_directory(name)), device, torch.float32).vision
+    if found is None:
+        raise InputError(f"{name} has no vision tower to start from; give {SOLVER}, or leave out --start")
+    return found
+
+
 def main() -> None:
     options = arguments()
     device = torch.device(options.device)
@@ -169,7 +178,10 @@ def main() -> None:
     directory = find_directory(SOLVER)
     model = load(open_source(directory), device, torch.float32, text_only=True)
     targets = Targets(model, Tokenizer.from_directory(directory))
-    vision = new_tower(options.side, model.config.hidden_size, options.seed, device)
+    if options.start:
+        vision = read_tower(options.start, device)
+    else:
+        vision = new_tower(options.side, model.config.hidden_size, options.seed, device)
     trainer = Trainer(vision, targets, options, device)
     trainer.run()
     grids, clues, cells = accuracy(vision, targets, trainer.held_out, torch.float32)
@@ -199,7 +211,12 @@ def arguments() -> argparse.Namespace:
     add("--hardest", type=float, default=1.0, help="difficulty of the pictures, from 0 to 1; see gesso.eval.sudoku")
     add("--held-out", type=int, default=512, help="held-out pictures")
     add("--every", type=float, default=20.0, help="seconds between evaluations")
-    return parser.parse_args()
+    add("--fonts", type=Path, help="directory of fonts, besides the one that comes with Pillow; see `fonts`")
+    add("--start", help="model whose tower to train further, such as gesso-sudoku; then all pictures are difficult")
+    options = parser.parse_args()
+    if options.start and options.side != 9:
+        parser.error("--start needs --side 9: the towers of models read grids of 9 x 9 cells")
+    return options
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 
 import gesso
-from examples.sudoku_images import draw, pictures, styles
+from examples.sudoku_images import appearance, draw, styles
+from examples.sudoku_images.appearance import draw_style, rotation
 from examples.sudoku_images.bundle import write_bundle
-from examples.sudoku_images.pictures import draw_picture, draw_style, rotation
+from examples.sudoku_images.pictures import draw_picture
 from examples.sudoku_images.task import Drawing, SudokuImages
 from examples.sudoku_images.tower import new_tower
 from gesso.bundled import SOLVER, directory
@@ -45,12 +46,12 @@ def test_a_picture_depends_on_its_seed_alone():
 def test_only_held_out_pictures_have_the_held_out_styles(held_out, monkeypatch):
     """Ink hues and digit sizes of training and of held-out pictures are disjoint."""
     hues = []
-    monkeypatch.setattr(pictures, "_colour", lambda hue, saturation, value: hues.append(hue) or (0, 0, 0))
+    monkeypatch.setattr(appearance, "colour", lambda hue, saturation, value: hues.append(hue) or (0, 0, 0))
     styles = [draw_style(random.Random(seed), held_out=held_out) for seed in range(200)]
     sizes = {
-        pictures.HELD_OUT_SIZES[0] <= (style.height - 0.42) / 0.3 <= pictures.HELD_OUT_SIZES[1] for style in styles
+        appearance.HELD_OUT_SIZES[0] <= (style.height - 0.42) / 0.3 <= appearance.HELD_OUT_SIZES[1] for style in styles
     }
-    inks = {pictures.HELD_OUT_HUES[0] <= hue <= pictures.HELD_OUT_HUES[1] for hue in hues[2::3]}
+    inks = {appearance.HELD_OUT_HUES[0] <= hue <= appearance.HELD_OUT_HUES[1] for hue in hues[2::3]}
     assert sizes == inks == {held_out}
 
 
