@@ -53,7 +53,7 @@ def make(out: Path, wheels: Path, *, packages: Path = PACKAGES, rows: int = ROWS
 
 def collect(packages: Path, directory: Path, say: Progress) -> Iterator[Excerpt]:
     """Yield the excerpts of all packages, without copies."""
-    listed = read_packages(packages)
+    listed = read_packages(packages, Package)
     wheels = fetch(listed, directory, say)
     check_licences(listed, wheels)
     say(f"reading {len(listed)} wheels")

@@ -99,7 +99,7 @@ def build(
 
     The corpus has the standard library and one in `every` packages.
     """
-    listed = read_packages(packages)[::every]
+    listed = read_packages(packages, Package)[::every]
     wheels = fetch(listed, cache, progress)
     wrong = [f"  {p.name}: {says}" for p, wheel in zip(listed, wheels, strict=True) if (says := complaint(p, wheel))]
     if wrong:

@@ -59,7 +59,7 @@ class Package:
 AnyPackage = TypeVar("AnyPackage", bound=Package)
 
 
-def read_packages(path: Path, kind: type[AnyPackage] = Package) -> list[AnyPackage]:  # type: ignore[assignment]
+def read_packages(path: Path, kind: type[AnyPackage]) -> list[AnyPackage]:
     """Return the packages of a list. `kind` is the class of its rows."""
     try:
         rows = tomllib.loads(path.read_text(encoding="utf-8"))["package"]

@@ -68,4 +68,4 @@ def _lit(pixels: NDArray[np.uint8], style: Style, rng: random.Random) -> NDArray
     if style.noise:
         grain = np.frombuffer(rng.randbytes(height * width), np.uint8).reshape(height, width)
         lit += ((grain.astype(np.float32) - 127.5) * (style.noise / 74))[..., None]  # 74: deviation of the bytes
-    return lit.clip(0, 255).astype(np.uint8)
+    return np.clip(lit, 0, 255, out=lit).astype(np.uint8)

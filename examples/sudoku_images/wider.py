@@ -14,8 +14,9 @@ from examples.sudoku_images.page import HIGHLIGHTS
 
 WIDER = 0.5  # share of the pictures with wider ranges
 ANGLE, MARGIN = 12.0, 0.2  # the largest, in degrees and as a share of the grid's side
-# Least contrast with the paper (WCAG 2.2, from 1 to 21). Its guideline is 3 for large text and 4.5 for small text.
-DIGITS, MARKS, LINES, BOXES = 3.0, 1.8, 1.3, 1.6
+# Least contrast with the paper (WCAG 2.2, from 1 to 21), whose guideline is 3 for large text and 4.5 for small text.
+DIGITS, MARKS, LINES, BOXES = 3.5, 1.8, 1.3, 1.6
+IN_NOISE = 5.5  # of digits under noise, blur or uneven light
 BLACK, WHITE = (0, 0, 0), (255, 255, 255)
 
 
@@ -30,18 +31,19 @@ def widen(style: Style, rng: random.Random, difficulty: float, fonts: Sequence[s
     def often(share: float) -> bool:
         return rng.random() < share
 
+    least = IN_NOISE if style.noise or style.blur or any(style.shade) else DIGITS
     font = rng.choice(fonts)
     if font is not None:
         # Wider strokes would fill the holes of small or bold digits.
         changes |= {"font": font, "bold": int(often(0.15) and style.cell * style.height >= 20)}
     if not often(WIDER * hard):
-        return replace(style, ink=readable(style.ink, style.paper, DIGITS), **changes)
+        return replace(style, ink=readable(style.ink, style.paper, least), **changes)
     if often(0.6):
         changes |= _colours(rng, hard)
     paper = changes.get("paper", style.paper)
-    ink = readable(changes.get("ink", style.ink), paper, DIGITS)
+    ink = readable(changes.get("ink", style.ink), paper, least)
     lines = readable(changes.get("lines", style.lines), paper, LINES)
-    changes |= {"ink": ink, "lines": lines, "wide": rng.choice((0.75, 0.85, 1.0, 1.0, 1.1))}
+    changes |= {"ink": ink, "lines": lines, "wide": rng.choice((0.7, 0.8, 0.9, 1.0, 1.0, 1.1))}
     if often(0.4):
         skew = [rng.uniform(-0.03, 0.03) * hard for _ in range(8)] if often(0.5) else [0.0] * 8
         turned = rotation(rng.uniform(-ANGLE, ANGLE) * hard)
@@ -56,9 +58,9 @@ def widen(style: Style, rng: random.Random, difficulty: float, fonts: Sequence[s
     if often(0.12):
         changes["border"] = False
     if often(0.3):
-        changes["filled"] = readable(colour(rng.random(), rng.uniform(0.4, 1), rng.random()), paper, DIGITS)
-    if often(0.3):
-        changes |= _highlight(rng, paper, [ink, changes.get("filled", ink)])
+        changes["filled"] = readable(colour(rng.random(), rng.uniform(0.4, 1), rng.random()), paper, least)
+    if often(0.4):
+        changes |= _highlight(rng, paper, {name: changes[name] for name in ("ink", "filled") if name in changes}, least)
     if often(0.2):
         changes["marks"] = readable(mixed(ink, paper, rng.uniform(0, 0.6)), paper, MARKS)
     return replace(style, **changes)
@@ -85,13 +87,14 @@ def _margins(rng: random.Random, paper: Colour, hard: float) -> dict[str, Any]:
     return found
 
 
-def _highlight(rng: random.Random, paper: Colour, inks: Sequence[Colour]) -> dict[str, Any]:
-    """Return a light blue, grey or yellow paper for some cells, if all digits stay readable on it."""
+def _highlight(rng: random.Random, paper: Colour, inks: dict[str, Colour], least: float) -> dict[str, Any]:
+    """Return a light blue, grey, yellow or other paper for some cells, and inks that are readable on both papers."""
     hue, saturation = rng.choice(((0.58, 0.6), (0.0, 0.0), (0.14, 0.7), (rng.random(), 0.5)))
     other = mixed(paper, colour(hue, saturation, rng.uniform(0.4, 1.0)), rng.uniform(0.2, 0.6))
-    if min(contrast(ink, other) for ink in inks) < DIGITS:
+    inks = {name: readable(ink, other, least) for name, ink in inks.items()}
+    if min(contrast(ink, paper) for ink in inks.values()) < least:
         return {}
-    return {"highlight": (rng.choice(sorted(HIGHLIGHTS)), other)}
+    return {"highlight": (rng.choice(sorted(HIGHLIGHTS)), other), **inks}
 
 
 def mixed(one: Colour, other: Colour, share: float) -> Colour:
