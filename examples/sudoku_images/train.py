@@ -164,10 +164,12 @@ def exchange(parameters: dict[str, torch.nn.Parameter], others: dict[str, Tensor
 
 
 def read_tower(name: str, device: torch.device) -> Vision:
-    """Return the tower of a model, in float32."""
+    """Return the tower of a model, in float32 and ready to train."""
     found = load(open_source(find_directory(name)), device, torch.float32).vision
     if found is None:
         raise InputError(f"{name} has no vision tower to start from; give {SOLVER}, or leave out --start")
+    for parameter in trained(found).values():
+        parameter.requires_grad_(True)
     return found
 
 

@@ -44,6 +44,8 @@ def widen(style: Style, rng: random.Random, difficulty: float, fonts: Sequence[s
     ink = readable(changes.get("ink", style.ink), paper, least)
     lines = readable(changes.get("lines", style.lines), paper, LINES)
     changes |= {"ink": ink, "lines": lines, "wide": rng.choice((0.7, 0.8, 0.9, 1.0, 1.0, 1.1))}
+    if not style.written and often(0.6):
+        changes["jitter"] = 0.0  # a screenshot
     if often(0.4):
         skew = [rng.uniform(-0.03, 0.03) * hard for _ in range(8)] if often(0.5) else [0.0] * 8
         turned = rotation(rng.uniform(-ANGLE, ANGLE) * hard)

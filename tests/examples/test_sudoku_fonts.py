@@ -22,6 +22,7 @@ from examples.sudoku_images.fonts import FontPackage, fonts_in, write_fonts
 from examples.sudoku_images.pictures import draw_picture
 from examples.sudoku_images.stream import batch
 from examples.sudoku_images.task import SudokuFonts, SudokuImages
+from examples.sudoku_images.tower import see, trained
 from examples.sudoku_images.wider import ANGLE, DIGITS, MARGIN, WIDER, contrast, readable, widen
 from gesso.bundled import SOLVER
 from gesso.errors import InputError
@@ -250,6 +251,9 @@ def test_training_starts_from_the_tower_of_a_model():
     tower = train.read_tower(SOLVER, torch.device("cpu"))
     expected = gesso.load(SOLVER).model.vision
     assert all(torch.equal(one, expected.get_parameter(name).float()) for name, one in tower.named_parameters())
+    pixels, _ = batch(range(1), 0, 9)
+    see(tower, pixels, torch.float32).sum().backward()
+    assert all(parameter.grad is not None for parameter in trained(tower).values())
 
 
 def test_a_start_needs_the_grids_of_models(monkeypatch, capsys):
