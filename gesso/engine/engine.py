@@ -89,6 +89,7 @@ class Engine:
             if pass_error is not None:  # outside of `except`: an error being handled keeps the tensors of its frames
                 self._isolate(work, pass_error)
         else:
+            self.searches.wait(SEARCHING)
             self.searches.run(deadline(SEARCHING))
         self._take_found()
         self._free_adapters()
