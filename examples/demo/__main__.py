@@ -40,6 +40,6 @@ def check() -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m examples.demo", description="Run three examples.")
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description="Run four examples.")
     parser.add_argument("--check", action="store_true", help="check the answers, with other seeds too")
     sys.exit(check() if parser.parse_args().check else demo())

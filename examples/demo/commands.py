@@ -1,4 +1,4 @@
-"""The three examples of `make demo` and README.md: a command and the right answer of each.
+"""The four examples of `make demo` and README.md: a command and the right answer of each.
 
 If new weights make an answer wrong, `python -m examples.demo --check` shows which seeds give the right one. Change the
 seed here; tests/docs/test_examples.py then shows the command to change in README.md.
@@ -17,6 +17,8 @@ from gesso.cli.main import main
 FILES = Path(__file__).parent
 PUZZLE = "530070000600195000098000060800060003400803001700020006060000280000419005000080079"
 SOLUTION = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
+PICTURE = "examples/sudoku_images/puzzle.jpg"
+SOLUTION_OF_PICTURE = "857946312214583679936712584489635127173298465625471938392157846741869253568324791"
 REQUEST = "Book a table at Luigi for 4 people at 19:30, on the terrace."
 BOOKING = {"restaurant": "Luigi", "guests": 4, "time": "19:30", "outdoor": True}
 
@@ -38,6 +40,11 @@ class Example:
 
 EXAMPLES = (
     Example("A Sudoku: all 51 empty cells are filled at once", f"gesso sudoku {PUZZLE} --seed 7", SOLUTION),
+    Example(
+        "A Sudoku in a picture: the model reads the digits and solves it",
+        f"gesso sudoku --image {PICTURE} --seed 1",
+        SOLUTION_OF_PICTURE,
+    ),
     Example(
         "A missing line: the model sees the code before and after it",
         "gesso infill examples/demo/point.py --max-new-tokens 6 --seed 8",

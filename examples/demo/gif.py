@@ -186,7 +186,7 @@ def write(path: Path) -> None:
     before, after = code.split("<FILL>")
     hole = visible_hole(mini.tokenizer, before, after, context=None)
     (infill,) = next(fill(mini, hole, method="prompt", lengths=None, candidates=1, max_new_tokens=6,
-                          seed=EXAMPLES[1].seed))  # fmt: skip
+                          seed=EXAMPLES[2].seed))  # fmt: skip
     assert isinstance(infill, Request)
     schema = json.loads((FILES / "table.json").read_text(encoding="utf-8"))
     chat = mini.chat_request([{"role": "user", "content": REQUEST}], json_schema=schema, seed=JSON_SEED)

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from examples.sudoku_images.tower import config_fields
 from gesso.checkpoint.load import load
+from gesso.checkpoint.safetensors import INDEX
 from gesso.checkpoint.source import open_source
 from gesso.checkpoint.write import save
 from gesso.model.config import Config
@@ -31,9 +33,32 @@ def write_bundle(vision: Vision, target: Path, source: Path) -> None:
     model.vision = vision.to("cpu", torch.bfloat16)
     tokenizer = with_image_tokens(json.loads((source / "tokenizer.json").read_text(encoding="utf-8")))
     save(model, target, source=source, shard_bytes=SHARD)
+    separate_tower(target)
     (target / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
     for name in ("chat_template.jinja", "generation_config.json", "README.md"):
         shutil.copyfile(source / name, target / name)
+
+
+def separate_tower(directory: Path) -> None:
+    """Move the tower into the last file of a checkpoint in several files: another tower then changes that file only."""
+    index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
+    old = sorted(set(index["weight_map"].values()))
+    parts = [load_file(directory / name) for name in old]
+    tower = {
+        name: part.pop(name)
+        for part in parts
+        for name in list(part)
+        if ".vision_tower." in name or ".embed_vision." in name
+    }
+    for name in old:
+        (directory / name).unlink()
+    parts.append(tower)
+    index["weight_map"] = {}
+    for number, part in enumerate(parts, start=1):
+        file = f"model-{number:05}-of-{len(parts):05}.safetensors"
+        save_file(part, directory / file, metadata={"format": "pt"})
+        index["weight_map"] |= dict.fromkeys(part, file)
+    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def with_image_tokens(tokenizer: dict[str, Any]) -> dict[str, Any]:

@@ -39,9 +39,13 @@ FINER = 2  # strokes are drawn this much larger, and reduced: Pillow draws lines
 
 
 @lru_cache(maxsize=4096)
-def typed(digit: str, height: int, bold: int) -> Image.Image:
-    """Return a digit of the font, with a border of its own height around it. `bold` widens its strokes, in pixels."""
-    font = ImageFont.load_default(round(1.35 * height))  # of this size, digits have about the given height
+def typed(digit: str, height: int, bold: int, file: str | None = None) -> Image.Image:
+    """Return a digit of a font, with a border of its own height around it. `bold` widens its strokes, in pixels.
+
+    file: a font, or None for the one that comes with Pillow.
+    """
+    size = round(1.35 * height)  # of this size, digits have about the given height
+    font = ImageFont.load_default(size) if file is None else ImageFont.truetype(file, size)
     left, top, right, bottom = (round(edge) for edge in font.getbbox(digit, stroke_width=bold))
     mask = Image.new("L", (2 * height, 2 * height))
     at = (height - (left + right) // 2, height - (top + bottom) // 2)

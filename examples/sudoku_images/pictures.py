@@ -44,6 +44,7 @@ class Style:
     noise: float  # of the pixels, of 255
     quality: int | None  # of JPEG; None: no artefacts
     stretch: float  # width over height of the picture, relative to the grid's
+    font: str | None = None  # file of the font of typed digits; None: Pillow's own, the only one in training
 
 
 def draw_style(rng: random.Random, difficulty: float = 1.0, held_out: bool = False) -> Style:
@@ -59,10 +60,8 @@ def draw_style(rng: random.Random, difficulty: float = 1.0, held_out: bool = Fal
     far = rng.uniform(0.75, 1.0) if dark_paper else rng.uniform(0, 0.45 * hard)
     near = rng.uniform(0.45, 1.0) if dark_paper else rng.uniform(0, 0.6 * hard)
     hue, size = (_within(rng, band, held_out) for band in (HELD_OUT_HUES, HELD_OUT_SIZES))
-    angle = rng.gauss(0, 2.2) * hard
-    turn = 0.5 * math.tan(math.radians(max(-7.0, min(7.0, angle))))  # shift of a corner
+    angle = max(-7.0, min(7.0, rng.gauss(0, 2.2) * hard))
     skew = [rng.uniform(-0.04, 0.04) * hard for _ in range(8)] if often(0.5) else [0.0] * 8
-    rotation = [turn, -turn, turn, turn, -turn, turn, -turn, -turn]
     thin = 1 if rng.random() < 0.6 else 2
     return Style(
         cell=rng.randint(round(46 - 20 * hard), round(48 + 12 * hard)),
@@ -76,13 +75,19 @@ def draw_style(rng: random.Random, difficulty: float = 1.0, held_out: bool = Fal
         bold=rng.choice((0, 0, 1, 2)),
         written=often(0.35),
         jitter=rng.random() * hard,
-        corners=tuple(a + b for a, b in zip(rotation, skew, strict=True)),
+        corners=tuple(a + b for a, b in zip(rotation(angle), skew, strict=True)),
         shade=(rng.uniform(-0.3, 0.3) * hard, rng.uniform(-0.3, 0.3) * hard) if often(0.4) else (0.0, 0.0),
         blur=rng.uniform(0.01, 0.03) if often(0.35) else 0.0,
         noise=rng.uniform(4, 24) if often(0.4) else 0.0,
         quality=rng.randint(25, 85) if often(0.35) else None,
         stretch=rng.uniform(1 - 0.12 * hard, 1 + 0.12 * hard),
     )
+
+
+def rotation(angle: float) -> tuple[float, ...]:
+    """Return the shifts of the corners of a page that is turned by an angle in degrees."""
+    turn = 0.5 * math.tan(math.radians(angle))
+    return (turn, -turn, turn, turn, -turn, turn, -turn, -turn)
 
 
 def draw_picture(grid: str, style: Style, rng: random.Random) -> Image.Image:
@@ -125,7 +130,10 @@ def _page(grid: str, style: Style, rng: random.Random) -> Image.Image:
     for place, digit in enumerate(grid):
         if digit == "0":
             continue
-        mask = written(digit, height, style.bold, rng) if style.written else typed(digit, height, style.bold)
+        if style.written:
+            mask = written(digit, height, style.bold, rng)
+        else:
+            mask = typed(digit, height, style.bold, style.font)
         if style.jitter:
             angle, slant = rng.gauss(0, 5) * style.jitter, rng.gauss(0, 0.08) * style.jitter
             mask = turned(mask, angle, slant, 1 + 0.1 * style.jitter * rng.uniform(-1, 1))

@@ -1,6 +1,6 @@
 """The task of Sudokus in pictures: the model reads a picture of a puzzle and writes its solution.
 
-gesso eval examples.sudoku_images.task:SudokuImages -m runs/sudoku-images/gesso-sudoku --count 1000
+gesso eval examples.sudoku_images.task:SudokuImages -m gesso-sudoku --count 1000
 """
 
 import random
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import PIL.Image
 
 import gesso
-from examples.sudoku_images.pictures import draw_picture, draw_style
+from examples.sudoku_images.pictures import Style, draw_picture, draw_style
 from gesso.eval import Item, Sudoku
 from gesso.eval.sudoku.reading import CELLS, puzzle_prompt, read_grid
 
@@ -56,9 +56,19 @@ class Drawing:
     seed: str
     held_out: bool = True  # whether its style is one of those that training does not use
 
-    def picture(self) -> PIL.Image.Image:
+    def picture(self, **changes: Any) -> PIL.Image.Image:
+        """Return the picture. `changes` replace values of its style."""
+        style, rng = self._style()
+        return draw_picture(self.puzzle, replace(style, **changes), rng)
+
+    @property
+    def style(self) -> Style:
+        return self._style()[0]
+
+    def _style(self) -> tuple[Style, random.Random]:
+        """Return the style, and the generator of the digits' jitter and of the noise."""
         rng = random.Random(f"sudoku image {self.seed}")
-        return draw_picture(self.puzzle, draw_style(rng, held_out=self.held_out), rng)
+        return draw_style(rng, held_out=self.held_out), rng
 
     def image(self, g: gesso.Gesso) -> gesso.Image:
         return g.read_image(self.picture(), where=self.seed)

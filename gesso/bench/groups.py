@@ -25,7 +25,7 @@ EXPERTS, ATTENTION, VOCABULARY, ROWS, ADAPTERS, OTHERS, GAPS = GROUPS = (
 # half of the layer it is in.
 KERNELS: Mapping[str, str] = {
     **dict.fromkeys(("_up", "_down", "_group", "_gated", "_feed_forward"), EXPERTS),
-    **dict.fromkeys(("_attend", "_combine", "_append", "_heads", "_product"), ATTENTION),
+    **dict.fromkeys(("_attend", "attend_hopper", "_combine", "_append", "_heads", "_product"), ATTENTION),
     **dict.fromkeys(
         ("_logits", "_merge", "_probabilities", "_mean", "_add_splits", "_top", "_probability"), VOCABULARY
     ),

@@ -63,7 +63,7 @@ def measure(
     )
     new = (WARM + 1) * g.config.canvas_length
     names = attach_random(g, adapters, rank) if adapters else [None]
-    options = {"steps": STEPS, "stopping": "fixed", "sampler": sampler}
+    options: dict[str, Any] = {"steps": STEPS, "stopping": "fixed", "sampler": sampler}
     made = requests(g, batch, prompt or USUAL[where.type][1], new, **options)
     for request, adapter in zip(made, cycle(names), strict=False):
         g.engine.submit(replace(request, adapter=adapter))

@@ -73,6 +73,9 @@ def whole(directory: Path) -> Iterator[Path]:
     partial.chmod(0o755)  # mkdtemp makes it accessible to the user only
     try:
         yield partial
+        for file in partial.iterdir():  # so does safetensors
+            if file.is_file():
+                file.chmod(0o644)
         if directory.exists():
             directory.rmdir()
         partial.rename(directory)

@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from gesso.diffusion.canvas import Canvas
 from gesso.engine.final_text import Decode, final_tokens
 from gesso.engine.request import Request
@@ -68,20 +71,29 @@ class Draft:
     @property
     def stable(self) -> list[bool]:
         """Per position: whether it accepted its token and predicts the same one as a step ago."""
-        if len(self.canvas.history) < 2 or self.canvas.accepted_C is None:
-            return [False] * len(self.canvas.tokens_C)
-        unchanged_C = self.canvas.history[-1].argmax_C == self.canvas.history[-2].argmax_C
-        return (unchanged_C & self.canvas.accepted_C).tolist()
+        return self._stable_C.tolist()
+
+    @property
+    def _stable_C(self) -> Tensor:
+        history, accepted_C = self.canvas.history, self.canvas.accepted_C
+        if len(history) < 2 or accepted_C is None:
+            return torch.zeros_like(self.canvas.tokens_C, dtype=torch.bool)
+        return (history[-1].argmax_C == history[-2].argmax_C) & accepted_C
 
     @property
     def states(self) -> str:
         """One letter per position: p pinned by the caller, f final, s stable, a accepted in this step, . open."""
-        count, start = len(self.canvas.tokens_C), len(self.before)
-        final = [False] * count if self.canvas.settled_C is None else self.canvas.settled_C.tolist()
-        accepted = [False] * count if self.canvas.accepted_C is None else self.canvas.accepted_C.tolist()
-        pinned = [start + at in self.request.pins for at in range(count)]
-        rows = zip(pinned, final, self.stable, accepted, strict=True)
-        return "".join(next((letter for letter, is_so in zip("pfsa", row, strict=True) if is_so), ".") for row in rows)
+        canvas, letters_C = self.canvas, torch.full_like(self.canvas.tokens_C, ord("."))
+        if canvas.accepted_C is not None:
+            letters_C[canvas.accepted_C] = ord("a")
+            letters_C[self._stable_C] = ord("s")
+        if canvas.settled_C is not None:
+            letters_C[canvas.settled_C] = ord("f")
+        text, start = bytearray(letters_C.tolist()), len(self.before)
+        for at in self.request.pins:
+            if start <= at < start + len(text):
+                text[at - start] = ord("p")
+        return text.decode()
 
     @property
     def final_tokens(self) -> tuple[int, ...]:

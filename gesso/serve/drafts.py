@@ -23,7 +23,7 @@ def drafted(draft: "Draft", id: int, run: int = 0) -> Drafted:
         step=canvas.step,
         steps=draft.steps,
         tokens=draft.tokens,
-        entropy=[round(value, 4) for value in draft.entropy],
+        entropy=canvas.history[-1].entropy_C.double().round(decimals=4).tolist(),
         states=draft.states,
         reason=canvas.reason,
         candidates=[[(token, round(math.exp(log), 4)) for token, log in entry.top] for entry in draft.likely],

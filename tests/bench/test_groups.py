@@ -5,10 +5,12 @@ from io import StringIO
 
 from rich.console import Console
 
+import gesso
 from gesso.bench import groups, step
 from gesso.bench.groups import ATTENTION, EXPERTS, GAPS, OTHERS, ROWS, VOCABULARY
 from gesso.bench.model import step_bytes
 from gesso.bench.step import Span
+from tests.tiny import make
 
 
 def spans(*named):
@@ -38,12 +40,13 @@ def test_groups_and_gaps_add_up_to_the_step_and_overlap_counts_once():
 
 
 def test_the_longest_beginning_of_a_name_decides():
-    names = ("_probability", "_probabilities_2", "_group", "_gated_fp8", "_combine", "_memset")
+    names = ("_probability", "_probabilities_2", "_group", "_gated_fp8", "_combine", "attend_hopper", "_memset")
     assert [groups._group(name, False) for name in names] == [
         VOCABULARY,
         VOCABULARY,
         EXPERTS,
         EXPERTS,
+        ATTENTION,
         ATTENTION,
         OTHERS,
     ]
@@ -59,6 +62,14 @@ def test_the_bytes_of_all_groups_are_those_of_a_step_and_the_cache(tiny):
         for layer in cache.layers
     )
     assert groups.group_bytes(model, cache)[ATTENTION] - empty[ATTENTION] == expected
+
+
+def test_a_step_does_not_read_the_vision_tower(tmp_path):
+    directory = make(tmp_path / "seeing", sees=True)
+    seeing, text_only = gesso.load(directory).model, gesso.load(directory, text_only=True).model
+    assert seeing.vision is not None
+    assert step_bytes(seeing) == step_bytes(text_only)
+    assert sum(groups.group_bytes(seeing, seeing.new_cache(1, 64)).values()) == step_bytes(seeing)
 
 
 FOUND = {

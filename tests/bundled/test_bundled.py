@@ -10,10 +10,13 @@ from transformers import DiffusionGemmaForBlockDiffusion
 
 import gesso
 from gesso import bundled
+from gesso.bundled import BASE, SOLVER
 from gesso.chat.tokenizer import FILL
 from gesso.checkpoint.find import find
 from gesso.checkpoint.safetensors import weight_files
+from gesso.checkpoint.source import open_source
 from gesso.errors import CheckpointError
+from gesso.info.report import describe
 from gesso.train.recipe import load as load_recipe
 from gesso.train.run import directory_of
 from gesso.train.vocabulary import SPECIALS
@@ -108,6 +111,17 @@ def test_bundled_files_are_small_and_in_bfloat16(name):
 
 def test_all_bundled_models_together_are_small():
     assert sum(file.stat().st_size for path in bundled.DIRECTORIES.values() for file in path.iterdir()) <= 48 * MB
+
+
+def test_only_gesso_sudoku_sees_pictures(loaded):
+    assert {name: g.model.vision is not None for name, g in loaded.items()} == {BASE: False, SOLVER: True}
+
+
+def test_info_counts_the_tower_of_gesso_sudoku():
+    report = describe(open_source(bundled.directory(SOLVER)), SOLVER)
+    assert report.parameters.vision == 803_840
+    assert report.parameters.total == report.parameters.text + 803_840
+    assert report.weights.vision and report.problems == ()
 
 
 @names

@@ -113,6 +113,12 @@ def test_failed_save_leaves_nothing_behind(directory, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
+def test_other_users_can_read_a_saved_checkpoint(directory):
+    assert {file.name: file.stat().st_mode & 0o777 for file in directory.iterdir()} == {
+        file.name: 0o644 for file in directory.iterdir()
+    }
+
+
 def test_save_to_nonempty_directory_is_rejected(directory):
     before = sorted(path.name for path in directory.iterdir())
     with pytest.raises(InputError, match="not empty"):

@@ -1,17 +1,19 @@
 """Pictures of Sudokus, the grid that a model reads in them, and the task."""
 
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import gesso
-from examples.sudoku_images import pictures
+from examples.sudoku_images import draw, pictures, styles
 from examples.sudoku_images.bundle import write_bundle
-from examples.sudoku_images.pictures import draw_picture, draw_style
+from examples.sudoku_images.pictures import draw_picture, draw_style, rotation
 from examples.sudoku_images.task import Drawing, SudokuImages
 from examples.sudoku_images.tower import new_tower
 from gesso.bundled import SOLVER, directory
@@ -81,6 +83,20 @@ def test_the_corners_of_a_grid_stay_in_its_picture():
             assert changed.sum() > 0.03 * style.cell**2
 
 
+def test_a_change_of_a_style_changes_the_picture_and_nothing_else():
+    drawing = Drawing(PUZZLE, "a")
+    assert drawing.picture(corners=drawing.style.corners).tobytes() == drawing.picture().tobytes()
+    assert drawing.picture(corners=rotation(10)).tobytes() != drawing.picture().tobytes()
+
+
+def test_the_picture_in_the_repository_is_held_out_picture_71():
+    puzzle = "007006002014003000000700584489005007000008460020071900302007040000009050500324090"
+    with Image.open(Path(draw.__file__).parent / "puzzle.jpg") as file:
+        shown, again = (np.asarray(image).astype(int) for image in (file, drawn(puzzle, "test/0/71")))
+    assert np.abs(shown - again).mean() < 4, "they differ by JPEG artefacts only"
+    assert draw.held_out(1).seed == "test/0/1"
+
+
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
@@ -103,7 +119,7 @@ def perfect(model, monkeypatch):
 
 
 def test_the_text_weights_are_those_of_the_package(model):
-    before = dict(gesso.load(SOLVER).model.named_parameters())
+    before = dict(gesso.load(SOLVER, text_only=True).model.named_parameters())
     assert all(torch.equal(before[name], model.model.get_parameter(name)) for name in before)
     assert model.tokenizer.image_ids == (110, 111, 112)
     assert model.tokenizer.encode(spaced(PUZZLE)) == gesso.load(SOLVER).tokenizer.encode(spaced(PUZZLE))
@@ -155,9 +171,30 @@ def test_a_grid_that_is_no_puzzle_is_shown_with_the_reason(model):
         sudoku_view.read_picture(model, drawn(PUZZLE, "a"), "a.png")
 
 
-def test_the_package_has_no_tower_yet_and_says_so():
-    with pytest.raises(InputError, match="a.png: this model sees no images"):
-        sudoku_view.read_picture(gesso.load(SOLVER), drawn(PUZZLE, "a"), "a.png")
+def test_bundled_model_reads_and_solves_pictures_in_styles_it_was_not_trained_on():
+    task = SudokuImages()
+    report = evaluate(gesso.load(SOLVER), task, list(task.items("test", 12, seed=0)))
+    for score in ("grid read", "solved"):
+        assert sum(outcome.scores[score] for outcome in report.outcomes) >= 10
+
+
+def test_shares_by_style_count_every_picture(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["styles", "--count", "4", "--changed", "1"])
+    styles.main()
+    lines = capsys.readouterr().out.splitlines()
+    counts = {line.split(" | ")[0].strip("| "): int(line.rstrip(" |").rpartition(" of ")[2]) for line in lines}
+    light, typed, written = (counts[f"light paper{digits}"] for digits in ("", ", typed digits", ", written digits"))
+    assert counts["all"] == 4 == light + sum(count for name, count in counts.items() if name.startswith("dark"))
+    assert light == typed + written
+    assert {counts[change] for change in styles.CHANGES} == {1}
+
+
+def test_text_only_refuses_a_picture_and_says_what_to_do(main, tmp_path):
+    file = tmp_path / "puzzle.png"
+    drawn(PUZZLE, "a").save(file)
+    done = main("sudoku", "--image", str(file), "--text-only")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"gesso: {file}: this model sees no images: ") and "without text_only" in done.err
 
 
 def test_bundle_fits_the_package(model):

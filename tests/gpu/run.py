@@ -24,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARE = 0.85  # of the card's memory that parallel groups may use
-JOBS = 6  # parallel groups
+JOBS = 8  # parallel groups
 SECONDS = 480  # for the whole suite: groups that have not ended by then are stopped
 PACKAGES = (
     "pytest", "torch", "triton", "transformers", "numpy", "safetensors", "tokenizers", "jinja2", "typer", "rich",
@@ -61,21 +61,28 @@ GROUPS = (
     Group("images", ("tests/gpu/test_images.py",), memory=16, limit=200),
     Group("engine", ("tests/gpu/test_engine.py", "tests/gpu/test_verified.py"), memory=4, limit=200),
     Group("attention", ("tests/backends/cuda/test_attention.py",), memory=4, limit=240),
+    # These files use a GPU if there is one. The other tests of test_experts_four_bit.py, and those of test_linear.py,
+    # test_four_bit.py and test_model.py, are for Triton's interpreter.
     Group(
-        "kernels",
+        "kernels-canvas",
         (
-            # These files use a GPU if there is one. The other tests of test_experts_four_bit.py, and those of
-            # test_linear.py, test_four_bit.py and test_model.py, are for Triton's interpreter.
             "tests/backends/cuda/test_adapters.py",
             "tests/backends/cuda/test_advance.py",
             "tests/backends/cuda/test_embed.py",
+            "tests/backends/cuda/test_hash.py",
+            "tests/backends/cuda/test_vocab.py",
+        ),
+        memory=4,
+        limit=240,
+    ),
+    Group(
+        "kernels-experts",
+        (
             "tests/backends/cuda/test_experts.py",
             "tests/backends/cuda/test_experts_four_bit.py::test_four_bit_ptx_matches_the_plain_conversion_to_the_bit",
             "tests/backends/cuda/test_experts_four_bit.py::test_int4_kernels_for_hopper_match_those_in_triton_to_the_bit",
-            "tests/backends/cuda/test_hash.py",
             "tests/backends/cuda/test_mixture.py",
             "tests/backends/cuda/test_rows.py",
-            "tests/backends/cuda/test_vocab.py",
             "tests/checkpoint/test_transfer.py",
         ),
         memory=4,
