@@ -247,8 +247,10 @@ class Engine:
                 self._try(outcome.running, partial(self._score, outcome))
             else:
                 self._try(outcome.running, partial(self._advance, outcome, at_once))
-        # If there are others, they do not wait: the searches run beside their next pass.
-        if not any(each.denoising and not each.denoising.is_constrained for each in work):
+        # If there are others, they do not wait: the searches run beside their next pass, or where none can, after it.
+        if not self.runner.captures:
+            self.searches.run(at_once)
+        elif not any(each.denoising and not each.denoising.is_constrained for each in work):
             self.searches.run(deadline(SEARCHING))
 
     def _search_beside(self) -> None:
