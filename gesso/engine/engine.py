@@ -241,7 +241,8 @@ class Engine:
                 if item.writes:
                     self._read_from(item.running, 0)
             raise
-        at_once = deadline(min(max(LEAST_AT_ONCE, time.monotonic() - began), MOST_AT_ONCE))
+        seconds = time.monotonic() - began
+        at_once = deadline(min(max(LEAST_AT_ONCE, seconds), MOST_AT_ONCE))
         for outcome in outcomes:
             if isinstance(outcome, Encoded):
                 self._try(outcome.running, partial(self._score, outcome))
@@ -249,7 +250,7 @@ class Engine:
                 self._try(outcome.running, partial(self._advance, outcome, at_once))
         # If there are others, they do not wait: the searches run beside their next pass, or where none can, after it.
         if not self.runner.captures:
-            self.searches.run(at_once)
+            self.searches.run(deadline(seconds / 2))
         elif not any(each.denoising and not each.denoising.is_constrained for each in work):
             self.searches.run(deadline(SEARCHING))
 

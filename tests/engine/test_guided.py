@@ -164,8 +164,7 @@ def test_free_requests_do_not_wait_for_a_slow_row(pair, monkeypatch, captured):
 def test_a_paused_search_goes_on_after_passes_of_free_requests(pair, monkeypatch):
     """Without graphs, no search runs beside a pass."""
     plain, _ = pair
-    monkeypatch.setattr(engine, "LEAST_AT_ONCE", 0.0)
-    monkeypatch.setattr(engine, "MOST_AT_ONCE", 0.0)
+    monkeypatch.setattr(engine, "deadline", lambda seconds: lambda: True)  # one part at a time
     short = {"steps": 2, "canvas_length": 4, "max_new_tokens": 4}
     constrained = plain.engine.submit(plain.request("x", seed=1, regex="[gh]{2}", **short))
     free = plain.engine.submit(plain.request("x", seed=1, **{**FIXED, "steps": 300}))
