@@ -59,7 +59,7 @@ from gesso.serve.settings import EngineSettings, places_of_plan
 TOKENS = 256  # with log-probabilities in one message
 EXIT_BROKEN = 3
 IDLE_SECONDS = 1.0  # without a request, before garbage is collected or a pass is captured that may be needed later
-SWITCH_SECONDS = 0.0005  # that a step may wait for the interpreter while another thread uses it; by default 0.005
+SWITCH_SECONDS = 0.0001  # that each operation of a step may wait for another thread; by default it is 0.005
 
 
 @dataclass(eq=False)
