@@ -1,19 +1,22 @@
 """A deterministic automaton over the bytes of a text, whose states are terms.
 
 States are made when a text reaches them: a schema with counts and recursion has more states than memory, and a text
-visits few of them.
+visits few of them. The row of a state usually takes a fraction of a millisecond. Code that others wait for, which runs
+in a block of `pausing`, does not make a slow row: a thread makes it, and the block pauses until it is there.
 
 S states, B bytes.
 """
 
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from threading import RLock
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gesso.constraints.budget import at_most, pause_if_over
+from gesso.constraints.budget import Paused, TookTooLong, at_most, held, may_pause, pause_if_over
 from gesso.constraints.limits import Limits
 from gesso.constraints.term import FAR, NOTHING, Term
 from gesso.constraints.terms import ANYTHING
@@ -25,6 +28,8 @@ DEAD, END, FREE, START = range(4)
 UNSATISFIABLE = "no text can satisfy this constraint; relax it"
 STAY = 256  # a pseudo-byte that keeps the state, so that words of different length can be walked side by side
 PLAIN = b" 0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"  # the bytes of most words
+MANY = 4096  # states; with more, arrays get room for all: to copy them takes long, and unused room takes no memory
+PAUSING_SECONDS = 0.004  # of CPU time for a row in a block of `pausing`; a slower one is made by the thread
 _NATURAL = sum(1 << byte for byte in PLAIN if byte != 0x20)
 
 
@@ -45,6 +50,7 @@ class Automaton:
         self.filled_S = np.zeros(64, np.bool_)
         self._terms: list[Term] = [NOTHING, NOTHING, ANYTHING, term]
         self._state_of = {ANYTHING: FREE}
+        self._slow: dict[int, Future[None]] = {}  # rows that the thread makes or has made, by state
         self.filled_S[[DEAD, END, FREE]] = True
         self.accepting_S[[END, FREE]] = True
         self.next_SB[FREE] = FREE
@@ -64,7 +70,8 @@ class Automaton:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray))
+        used = max(len(self), MANY)
+        return sum(array[:used].nbytes for array in vars(self).values() if isinstance(array, np.ndarray))
 
     def fill(self, states: NDArray[np.int64]) -> None:
         """Compute the rows of these states where they are missing."""
@@ -105,16 +112,35 @@ class Automaton:
         return bool(self.accepting_S[state])
 
     def _fill(self, state: int) -> None:
+        if not may_pause():
+            self._make(state, self.limits.row_seconds)
+            return
+        if state not in self._slow:
+            try:
+                self._make(state, min(PAUSING_SECONDS, self.limits.row_seconds))
+            except TookTooLong:
+                self._slow[state] = _thread().submit(self._make, state, self.limits.row_seconds)
+        if (slow := self._slow.get(state)) is not None:
+            if not slow.done():
+                raise Paused(slow)
+            if error := slow.exception():  # its traceback would grow
+                raise InputError(str(error)) if isinstance(error, InputError) else error
+        pause_if_over()
+
+    def _make(self, state: int, seconds: float) -> None:
+        """Make the row of a state in at most so much CPU time."""
         began = time.thread_time()
-        with self._lock, at_most(self.limits.row_terms, self.limits.row_seconds):
-            self._fill_row(state)
-        self._seconds += time.thread_time() - began
+        try:
+            with held(self._lock), at_most(self.limits.row_terms, seconds):
+                if not self.filled_S[state]:  # by another thread
+                    self._fill_row(state)
+        finally:
+            self._seconds += time.thread_time() - began
         if self._seconds > self.limits.seconds + self.limits.state_seconds * len(self):
             raise InputError(
                 f"the states of the constraint take more than {1000 * self.limits.state_seconds:g} ms each to make "
                 "(limits.state_seconds); simplify its patterns"
             )
-        pause_if_over()
 
     def _fill_row(self, state: int) -> None:
         term, nearer = self._terms[state], 0
@@ -148,11 +174,23 @@ class Automaton:
                 "simplify its patterns, or shorten the answer"
             )
         if state == len(self.next_SB):
-            for name, array in vars(self).items():
-                if isinstance(array, np.ndarray):
-                    setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
-            self.shortest_S[state:] = STAY
+            self._reserve(2 * state if state < MANY else max(2 * state, self.limits.states))
         self._terms.append(term)
         self._state_of[term] = state
         self.accepting_S[state], self.bytes_left_S[state] = term.nullable, term.least
         return state
+
+    def _reserve(self, states: int) -> None:
+        """Make room for more states."""
+        for name, array in vars(self).items():
+            if isinstance(array, np.ndarray):
+                larger = np.zeros((states, *array.shape[1:]), array.dtype)
+                larger[: len(array)] = array
+                setattr(self, name, larger)
+        self.shortest_S[len(self) :] = STAY
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    """Return the thread that makes slow rows."""
+    return ThreadPoolExecutor(1, "gesso-rows")

@@ -6,16 +6,30 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from threading import RLock
 from typing import TypeVar
 
 from gesso.errors import InputError
 
+LOCKED_SECONDS = 0.001  # that a block of `pausing` waits for another thread
+
 T = TypeVar("T")
+Awaited = Future[None] | None  # the work of another thread that code waits for before it can go on
+Pauses = Generator[Awaited, None, T]
 
 
 class Paused(Exception):
     """A block of `pausing` has to stop. The states that it has made are kept, so it gets further when repeated."""
+
+    def __init__(self, awaited: Awaited = None) -> None:
+        super().__init__()
+        self.awaited = awaited
+
+
+class TookTooLong(InputError):
+    """A block of `at_most` has taken more time than it may."""
 
 
 class _Budget(threading.local):
@@ -49,14 +63,14 @@ def count_term() -> None:
                 "the constraint is too large to compile (limits.terms); use fewer alternatives, simpler patterns or "
                 "less nesting"
             )
-        if _budget.left % 256 == 0:
+        if _budget.left % 64 == 0:
             check_time()
 
 
 def check_time() -> None:
     """Raise InputError if the block of `at_most` has taken too long. Work that makes no terms has to call it."""
     if time.thread_time() > _budget.deadline:
-        raise InputError(
+        raise TookTooLong(
             "the constraint takes too long to compile (limits.seconds); simplify its patterns and conditions, or use "
             "fewer alternatives"
         )
@@ -78,16 +92,33 @@ def pause_if_over() -> None:
         raise Paused
 
 
-def repeated(step: Callable[[], T]) -> Generator[None, None, T]:
-    """Repeat a step until it is not paused."""
+def may_pause() -> bool:
+    """Return whether this is a block of `pausing`."""
+    return _budget.is_over is not None
+
+
+@contextmanager
+def held(lock: RLock) -> Iterator[None]:
+    """Hold a lock. A block of `pausing` pauses if another thread keeps it."""
+    if not lock.acquire(timeout=LOCKED_SECONDS if may_pause() else -1):
+        raise Paused
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def repeated(step: Callable[[], T]) -> Pauses[T]:
+    """Repeat a step until it is not paused. Yield the work that it waits for."""
     while True:
         try:
             return step()
-        except Paused:
-            yield
+        except Paused as pause:
+            awaited = pause.awaited
+        yield awaited
 
 
-def complete(parts: Generator[None, None, T]) -> T:
+def complete(parts: Pauses[T]) -> T:
     """Run a generator to its end, and return what it returns."""
     while True:
         try:

@@ -122,9 +122,11 @@ class Guides:
         assert guide is not None, "the request has no constraint"
         return guide
 
-    def warm_up(self) -> None:
-        """Build the vocabulary tables now instead of with the first constraint."""
-        _ = self.words, self._words_and_tags
+    def warm_up(self, *, searches: bool = False) -> None:
+        """Build the vocabulary tables now instead of with the first constraint; those that searches read if asked."""
+        for words in (self.words, self._words_and_tags):
+            if searches:
+                words.warm_up()
 
     def check_tags(self) -> None:
         """Reject tool calls if the tokenizer lacks their special tokens."""

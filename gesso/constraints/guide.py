@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gesso.constraints.automaton import DEAD, END, FREE, START, STAY, Automaton
+from gesso.constraints.budget import held, pause_if_over
 from gesso.constraints.term import FAR
 from gesso.constraints.words import LONGEST, Words
 from gesso.errors import InputError
@@ -55,8 +56,8 @@ class Moves:
         """Compute the moves of these states where they are missing."""
         if states.max(initial=0) < len(self.filled_S) and self.filled_S.take(states).all():
             return
-        with self._lock:
-            for state in dict.fromkeys(states.tolist()):
+        for state in dict.fromkeys(states.tolist()):
+            with held(self._lock):
                 self._fill(state)
 
     def _fill(self, state: int) -> None:
@@ -173,8 +174,9 @@ class Guide:
     def tokens_left(self, state: int) -> int:
         """Return the number of tokens that complete the text with the fewest bytes."""
         if state >= len(self._left_S) or self._left_S[state] < 0:
-            with self._lock:
+            with held(self._lock):
                 self._measure(state)
+            pause_if_over()
         return int(self._left_S[state])
 
     def fits(self, states: Ints, most: int) -> NDArray[np.bool_]:
@@ -223,7 +225,7 @@ class Guide:
         """All words of states that few words can follow; the next word of a shortest text for the others."""
 
         def shortest(state: int) -> list[tuple[int, int]]:
-            with self._lock:
+            with held(self._lock):
                 self._measure(state)
                 token = int(self._token_S[state])
             return [] if token < 0 else [(token, self._step(state, token))]

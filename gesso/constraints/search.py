@@ -14,7 +14,7 @@ C positions, K most likely tokens, S states, M moves of a state, N states kept, 
 moves, L bytes of a word, O words that are not plain.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gesso.constraints.automaton import DEAD, END, FREE, START
-from gesso.constraints.budget import complete, repeated
+from gesso.constraints.budget import Pauses, complete, repeated
 from gesso.constraints.guide import ANY_TOKEN, FILLING, Guide, Ints
 from gesso.constraints.reach import Reach
 
@@ -74,7 +74,7 @@ def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> Found:
     return complete(search(reach, start, position, scores))
 
 
-def search(reach: Reach, start: int, position: int, scores: Scores) -> Generator[None, None, Found]:
+def search(reach: Reach, start: int, position: int, scores: Scores) -> Pauses[Found]:
     """Search as `likeliest` does, and pause before every position. In a block of `pausing`, also pause between states.
 
     Other searches with the same guide may run in between: they can only add states.
@@ -87,7 +87,7 @@ def search(reach: Reach, start: int, position: int, scores: Scores) -> Generator
     best, owner = np.full(0, -np.inf, np.float32), np.zeros(0, np.int64)  # by state
     trail: list[tuple[Ints, Ints]] = []
     for i in range(length):
-        yield
+        yield None
         targets = yield from repeated(partial(_targets, reach, words, scores, position, i, at, total))
         code_NM, wide, target, score, kept = targets
         # Keep the best move to each target, and the best `BEAM` of these.

@@ -1,7 +1,9 @@
 """Terms as bytes, to travel to another process.
 
-The form is JSON: a list of nodes, each after its parts, as [kind, ...] with the indexes of its parts. Bodies of rules
-are listed apart, because they may contain any node.
+The form is JSON: nodes, each after its parts, as [kind, ...] with the indexes of its parts. The bodies of rules follow,
+because they may contain any node. A rule has the length of its shortest text, which takes long to find.
+
+A line has few nodes: the parser keeps the interpreter to itself, and an engine restores terms beside its steps.
 """
 
 import json
@@ -9,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from gesso.constraints.schema.multiples import Digits, digits
-from gesso.constraints.settle import settle
 from gesso.constraints.term import EMPTY, NOTHING, Term
 from gesso.constraints.terms import (  # fmt: skip
     Alt,
@@ -26,6 +27,8 @@ from gesso.constraints.terms import (  # fmt: skip
     repeat,
     seq,
 )
+
+NODES = 1000  # in a line
 
 
 def to_bytes(term: Term) -> bytes:
@@ -46,21 +49,23 @@ def to_bytes(term: Term) -> bytes:
         index[top] = len(nodes) + 2
         if isinstance(top, Rule):
             bodies.append(top)
-            nodes.append(["rule", top.name])
+            nodes.append(["rule", top.name, top.least])
             waiting.insert(0, top.body)
         else:
             nodes.append(_node(top, index))
-    stored = {"nodes": nodes, "bodies": [[index[rule], index[rule.body]] for rule in bodies], "root": index[term]}
-    return json.dumps(stored, separators=(",", ":")).encode()
+    nodes += [["body", index[rule], index[rule.body]] for rule in bodies]
+    nodes.append(["root", index[term]])
+    lines = (nodes[start : start + NODES] for start in range(0, len(nodes), NODES))
+    return b"\n".join(json.dumps(line, separators=(",", ":")).encode() for line in lines)
 
 
 def from_bytes(data: bytes) -> Term:
-    stored = json.loads(data)
     found: list[Term] = [NOTHING, EMPTY]
-    for kind, *args in stored["nodes"]:
+    for kind, *args in (node for line in data.split(b"\n") for node in json.loads(line)):
         match kind:
             case "rule":
-                found.append(Rule(args[0]))
+                found.append(rule := Rule(args[0]))
+                rule._least = args[1]
             case "bytes":
                 found.append(one_of(int(args[0], 16)))
             case "seq":
@@ -75,13 +80,13 @@ def from_bytes(data: bytes) -> Term:
                 found.append(both(found[i] for i in args))
             case "not":
                 found.append(complement(found[args[0]]))
-    rules = []
-    for rule, body in stored["bodies"]:
-        assert isinstance(found[rule], Rule)
-        found[rule].body = found[body]
-        rules.append(found[rule])
-    settle(rules)
-    return found[stored["root"]]
+            case "body":
+                rule = found[args[0]]
+                assert isinstance(rule, Rule)
+                rule.body = found[args[1]]
+            case "root":
+                return found[args[0]]
+    raise AssertionError("a stored term has no root")
 
 
 def _parts(term: Term) -> Iterator[Term]:

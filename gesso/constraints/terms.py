@@ -4,7 +4,8 @@ Equal terms are one object, so they are compared and hashed by identity.
 """
 
 from collections.abc import Iterable
-from typing import final
+from threading import Lock
+from typing import Any, final
 from weakref import WeakValueDictionary
 
 from gesso.constraints.budget import count_term
@@ -12,6 +13,7 @@ from gesso.constraints.term import ALL_BYTES, EMPTY, FAR, NOTHING, Masks, Term, 
 from gesso.errors import InputError
 
 _interned: WeakValueDictionary[tuple[object, ...], Term] = WeakValueDictionary()
+_interning = Lock()
 
 
 @final
@@ -215,15 +217,24 @@ class Rule(Term):
 # --- making terms -----------------------------------------------------------------------------------------------------
 
 
+def _term(kind: type[Term], *parts: Any) -> Term:
+    """Return the term of a kind with these parts. Threads that make it at the same time get the same object."""
+    key = kind, *parts
+    found = _interned.get(key)
+    if found is None:
+        count_term()
+        with _interning:
+            found = _interned.get(key)
+            if found is None:
+                found = _interned[key] = kind(*parts)
+    return found
+
+
 def one_of(mask: int) -> Term:
     """Return the term of one byte of a set."""
     if not mask:
         return NOTHING
-    found = _interned.get((Bytes, mask))
-    if found is None:
-        count_term()
-        found = _interned[(Bytes, mask)] = Bytes(mask)
-    return found
+    return _term(Bytes, mask)
 
 
 _SINGLE = [one_of(1 << byte) for byte in range(256)]
@@ -270,12 +281,7 @@ def _pair(head: Term, tail: Term) -> Term:
     second = tail.head if isinstance(tail, Seq) else tail
     if head is second and isinstance(head, Repeat) and head.low == 0 and head.high is None:
         return tail
-    key = Seq, head, tail
-    found = _interned.get(key)
-    if found is None:
-        count_term()
-        found = _interned[key] = Seq(head, tail)
-    return found
+    return _term(Seq, head, tail)
 
 
 def alt(parts: Iterable[Term]) -> Term:
@@ -292,12 +298,7 @@ def alt(parts: Iterable[Term]) -> Term:
         kept = _merged(kept)
     if len(kept) < 2:
         return next(iter(kept), NOTHING)
-    items = tuple(sorted(kept, key=id))
-    found = _interned.get((Alt, items))
-    if found is None:
-        count_term()
-        found = _interned[(Alt, items)] = Alt(items)
-    return found
+    return _term(Alt, tuple(sorted(kept, key=id)))
 
 
 def _merged(parts: dict[Term, None]) -> dict[Term, None]:
@@ -353,12 +354,7 @@ def repeat(item: Term, low: int, high: int | None) -> Term:
         return item
     if isinstance(item, Repeat) and item.low == 0 and item.high in (1, None):  # (x?){2,5} is x{0,5}, (x*){2,5} is x*
         return repeat(item.item, 0, high if item.high == 1 else None)
-    key = Repeat, item, low, high
-    found = _interned.get(key)
-    if found is None:
-        count_term()
-        found = _interned[key] = Repeat(item, low, high)
-    return found
+    return _term(Repeat, item, low, high)
 
 
 def optional(item: Term) -> Term:
@@ -378,12 +374,7 @@ def both(parts: Iterable[Term]) -> Term:
         return EMPTY if all(part.nullable for part in kept) else NOTHING
     if len(kept) < 2:
         return next(iter(kept), ANYTHING)
-    items = tuple(sorted(kept, key=id))
-    found = _interned.get((Both, items))
-    if found is None:
-        count_term()
-        found = _interned[(Both, items)] = Both(items)
-    return found
+    return _term(Both, tuple(sorted(kept, key=id)))
 
 
 def complement(item: Term) -> Term:
@@ -395,11 +386,7 @@ def complement(item: Term) -> Term:
     if isinstance(item, Not):
         return item.item
     assert not item.has_rule, "a complement contains a rule"
-    found = _interned.get((Not, item))
-    if found is None:
-        count_term()
-        found = _interned[(Not, item)] = Not(item)
-    return found
+    return _term(Not, item)
 
 
 def minus(item: Term, other: Term) -> Term:

@@ -54,28 +54,31 @@ class Words:
                 (byte_tokens if token in tokenizer.byte_ids else bytes_of)[token] = word
         return cls({**bytes_of, **byte_tokens}, vocab_size)
 
+    def warm_up(self) -> None:
+        """Build the tables that searches read now instead of with the first search."""
+        _ = self.bytes_VL, self.length_V, self.plain_V
+
     @cached_property
     def bytes_VL(self) -> NDArray[np.int64]:
         """The bytes of every token, padded with STAY."""
         found_VL = np.full((self.vocab_size, LONGEST), STAY, np.int64)
-        for token, word in self._short():
-            found_VL[token, : len(word)] = np.frombuffer(word, np.uint8)
+        tokens, words = zip(*self._short(), strict=True)
+        lengths = np.fromiter(map(len, words), np.int64, len(words))
+        ends = np.repeat(lengths.cumsum(), lengths)
+        joined = np.frombuffer(b"".join(words), np.uint8)
+        found_VL[np.repeat(tokens, lengths), np.arange(len(joined)) - ends + np.repeat(lengths, lengths)] = joined
         return found_VL
 
     @cached_property
     def length_V(self) -> NDArray[np.int16]:
         """The length in bytes; 0 for tokens without text and for long words."""
-        length_V = np.zeros(self.vocab_size, np.int16)
-        for token, word in self._short():
-            length_V[token] = len(word)
-        return length_V
+        return (self.bytes_VL != STAY).sum(axis=1, dtype=np.int16)
 
     @cached_property
     def plain_V(self) -> NDArray[np.bool_]:
         """Whether a word consists of plain bytes only."""
-        plain_V = np.zeros(self.vocab_size, np.bool_)
-        plain_V[[token for token, word in self._short() if not word.strip(PLAIN)]] = True
-        return plain_V
+        plain_VL = np.isin(self.bytes_VL, [*PLAIN, STAY])
+        return np.asarray(plain_VL.all(axis=1) & (self.length_V > 0))
 
     @cached_property
     def writes_all_bytes(self) -> bool:

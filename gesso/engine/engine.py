@@ -1,6 +1,7 @@
 """The engine loop. `generate()` runs an engine with one request; a server runs the same engine with many."""
 
 import itertools
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -30,7 +31,9 @@ from gesso.model.transformer import DiffusionGemma
 
 PREFILL = 2048  # tokens of prompts that a pass reads on a GPU
 SEARCHING = 0.02  # seconds that searches take between two passes, if there is no other pass beside which to run
-AT_ONCE = 0.25  # seconds of a search where none runs beside a pass; only constraints made to be slow take longer
+# Seconds of searches after a pass where none runs beside it: as long as the pass, within these bounds. Few searches
+# take longer, except those of constraints made to be slow.
+LEAST_AT_ONCE, MOST_AT_ONCE = 0.05, 0.25
 PIECE = 256  # tokens of a prompt that are encoded at once; more would change the last bits of a text
 
 
@@ -89,6 +92,7 @@ class Engine:
             if pass_error is not None:  # outside of `except`: an error being handled keeps the tensors of its frames
                 self._isolate(work, pass_error)
         else:
+            self.searches.wait(SEARCHING)
             self.searches.run(deadline(SEARCHING))
         self._take_found()
         self._free_adapters()
@@ -227,6 +231,7 @@ class Engine:
     @torch.no_grad()
     def _pass(self, work: list[Work]) -> None:
         """Run one pass and advance every request in it. If a request's own step fails, only that request fails."""
+        began = time.monotonic()
         try:
             outcomes = self.runner.run(work, self.cache, self._search_beside)
             for item in work:
@@ -236,13 +241,17 @@ class Engine:
                 if item.writes:
                     self._read_from(item.running, 0)
             raise
+        seconds = time.monotonic() - began
+        at_once = deadline(min(max(LEAST_AT_ONCE, seconds), MOST_AT_ONCE))
         for outcome in outcomes:
             if isinstance(outcome, Encoded):
                 self._try(outcome.running, partial(self._score, outcome))
             else:
-                self._try(outcome.running, partial(self._advance, outcome))
-        # If there are others, they do not wait: the searches run beside their next pass.
-        if not any(each.denoising and not each.denoising.is_constrained for each in work):
+                self._try(outcome.running, partial(self._advance, outcome, at_once))
+        # If there are others, they do not wait: the searches run beside their next pass, or where none can, after it.
+        if not self.runner.captures:
+            self.searches.run(deadline(seconds / 2))
+        elif not any(each.denoising and not each.denoising.is_constrained for each in work):
             self.searches.run(deadline(SEARCHING))
 
     def _search_beside(self) -> None:
@@ -305,8 +314,8 @@ class Engine:
         if item.texts and self.on_read is not None and len(row.tokens) <= prompt:
             self.on_read(len(row.tokens), prompt)
 
-    def _advance(self, outcome: Outcome) -> None:
-        """Take the step of a canvas, or note the search that it needs before."""
+    def _advance(self, outcome: Outcome, at_once: Callable[[], bool]) -> None:
+        """Take the step of a canvas, or note the search that it needs before. `at_once`: see `LEAST_AT_ONCE`."""
         if outcome.running.request.compared:
             self._compare(outcome)
             return
@@ -316,7 +325,7 @@ class Engine:
         else:
             self.searches.add(outcome, found)
             if not self.runner.captures:  # at once: nothing runs beside it, and only one request has its logits
-                self.searches.run(deadline(AT_ONCE))
+                self.searches.run(at_once)
                 self._take_found()
 
     def _take_found(self) -> None:

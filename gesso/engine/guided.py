@@ -12,13 +12,14 @@ passes. `Correction.prediction` makes the corrected prediction.
 C canvas, V vocabulary, K most likely tokens, U tokens of moves.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gesso.constraints.budget import Pauses
 from gesso.constraints.guide import Guide, Ints
 from gesso.constraints.reach import Reach
 from gesso.constraints.search import Floats, Found, Scores, search
@@ -79,7 +80,7 @@ class Correction:
     state: int
     position: int
 
-    def search(self) -> Generator[None, None, Found]:
+    def search(self) -> Pauses[Found]:
         """Find the most probable tokens that satisfy the constraint. This waits for no pass on the device."""
         scores = scores_of(self.candidates, self.entropy_C, self.reach.guide)
         return (yield from search(self.reach, self.state, self.position, scores))

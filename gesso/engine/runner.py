@@ -3,7 +3,8 @@
 C canvas, S scored positions, H hidden, V vocabulary, R rows of a chunk, N tokens of compared texts.
 """
 
-from collections.abc import Callable, Generator, Sequence
+import gc
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from gesso.backends.base import PREDICTING, Backend, Piece, Step
 from gesso.backends.torch import summarize
-from gesso.constraints.budget import Paused, deadline, pausing, repeated
+from gesso.constraints.budget import Paused, Pauses, deadline, pausing, repeated
 from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.noise import HashSource, Source
 from gesso.diffusion.prediction import Prediction
@@ -37,7 +38,7 @@ LEAST_SEARCHING = 0.001  # seconds of searches beside a pass, however short it i
 
 # Search on the host, with pauses, without waiting for a pass that the device is running. Return the function that takes
 # the step.
-Search = Generator[None, None, Callable[[], Canvas]]
+Search = Pauses[Callable[[], Canvas]]
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class Runner:
     def free_memory(self) -> None:
         """Release memory that is kept only for speed: captured passes and the allocator's free blocks."""
         self.backend.drop_captured()
+        gc.collect()  # an engine process of a server has few collections
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from gesso import loading
 from gesso.api import Gesso
 from gesso.checkpoint import transfer
+from gesso.constraints.guide import Guide
 from gesso.engine.engine import Engine
 from gesso.engine.request import Request, Score
 from gesso.images.image import Image
@@ -25,6 +27,7 @@ from gesso.serve.settings import EngineSettings
 from gesso.settings import NEXT_TOKEN, Diffusion
 
 CAPTURE_SECONDS = 6.0  # for captures before the engine is ready
+WARM_UP_REGEX = "[0-9]{4}-[a-z]+"  # few words follow some of its states, and many follow others
 
 
 def start(settings: EngineSettings, send: Send) -> tuple[Gesso, auto.Choice]:
@@ -37,8 +40,10 @@ def start(settings: EngineSettings, send: Send) -> tuple[Gesso, auto.Choice]:
     send(Loading(1.0))  # random weights report no progress
     model.use_adapter(None)  # each request names its own
     model.engine.scheduler.prefill = max(settings.prefill, model.engine.scheduler.piece)
+    model.guides.warm_up(searches=True)
     if model.model.device.type == "cuda":
-        measured = measured_bytes(model.engine, settings.max_batch, model.decoding.by_token)
+        guide = model.guides.guide(regex=WARM_UP_REGEX)
+        measured = measured_bytes(model.engine, settings.max_batch, model.decoding.by_token, guide)
         choice = auto.remeasure(choice, measured)
         model.engine.max_length = choice.settings.max_length or model.engine.max_length
     return model, choice
@@ -77,10 +82,10 @@ def load(choice: auto.Choice, send: Send) -> Gesso:
         )
 
 
-def warm_up(engine: Engine, max_batch: int, by_token: bool = False) -> None:
+def warm_up(engine: Engine, max_batch: int, by_token: bool = False, guide: Guide | None = None) -> None:
     """Compile kernels, allocate memory and capture passes, so that no request waits for it. The largest come first.
 
-    `by_token`: whether requests are written token by token if they leave it open.
+    `by_token`: whether requests are written token by token if they leave it open. `guide`: a constraint to write under.
     """
     canvas, prefill = engine.model.config.canvas_length, engine.scheduler.prefill
     counts = [max_batch, *(count for count in (16, 8, 4, 3, 2, 1) if count < max_batch)]
@@ -94,6 +99,8 @@ def warm_up(engine: Engine, max_batch: int, by_token: bool = False) -> None:
         _run(engine, [[Score(prompt=(0,) * length, texts=((0,),))] for length in lengths for _ in range(2)])
     _run(engine, [[_request(1, 0, canvas)], [_request(1, 0, canvas, top_k=1)]])  # the second reads all logits
     _read_logits(engine)
+    if guide is not None:  # operations of corrections, and their stream
+        _run(engine, [[replace(_request(1, 0, canvas), guide=guide)]])
     if engine.model.vision is not None:
         _read_image(engine)
 
@@ -155,9 +162,9 @@ def _request(prompt: int, seed: int, new: int, **settings: Any) -> Request:
     return Request(prompt=(0,) * prompt, max_new_tokens=new, diffusion=diffusion, seed=seed)
 
 
-def measured_bytes(engine: Engine, max_batch: int, by_token: bool = False) -> int:
+def measured_bytes(engine: Engine, max_batch: int, by_token: bool = False, guide: Guide | None = None) -> int:
     """Return the GPU memory that weights and workspace take, with the CUDA context. This warms up the engine."""
     torch.cuda.empty_cache()  # what remains from loading
     torch.cuda.reset_peak_memory_stats(engine.model.device)
-    warm_up(engine, max_batch, by_token)
+    warm_up(engine, max_batch, by_token, guide)
     return torch.cuda.max_memory_reserved(engine.model.device) - engine.cache.nbytes + CONTEXT_BYTES

@@ -36,6 +36,7 @@ from gesso.infill.results import EditResult
 from gesso.info.device import resident_bytes
 from gesso.serve import startup
 from gesso.serve.adapter_loader import AdapterLoader
+from gesso.serve.collecting import Collector, take_over
 from gesso.serve.drafts import drafted
 from gesso.serve.packed_images import unpack
 from gesso.serve.pipe import BEAT_SECONDS, Delivery, Inbox, Pipe, Send, beat, read
@@ -57,7 +58,8 @@ from gesso.serve.settings import EngineSettings, places_of_plan
 
 TOKENS = 256  # with log-probabilities in one message
 EXIT_BROKEN = 3
-IDLE_SECONDS = 1.0  # without a request, before a pass is captured that may be needed later
+IDLE_SECONDS = 1.0  # without a request, before garbage is collected or a pass is captured that may be needed later
+SWITCH_SECONDS = 0.0001  # that each operation of a step may wait for another thread; by default it is 0.005
 
 
 @dataclass(eq=False)
@@ -79,7 +81,7 @@ class Worker:
         self.jobs: dict[int, Job] = {}  # by the server's id
         self.share = places_of_plan(len(self.engine.scheduler.rows), model.model.device.type)
         self.side, self.loader = ThreadPoolExecutor(1), AdapterLoader(model, send)
-        self.status = Heartbeat()
+        self.status, self.collector = Heartbeat(), Collector()
         self.measured = float("-inf")  # time of the last measurement of usage
 
     def run(self, inbox: Inbox) -> None:
@@ -95,14 +97,17 @@ class Worker:
             self.announce()
 
     def next_message(self) -> Delivery:
-        """Wait for a message. Meanwhile, capture passes that were not captured before the engine was ready."""
-        while self.engine.captures_left:
+        """Wait for a message. Meanwhile, collect garbage, and capture passes that were not captured before."""
+        while self.collector.is_due or self.engine.captures_left:
             try:
                 return self.inbox.get(timeout=IDLE_SECONDS)
             except queue.Empty:
                 self.report(began=time.monotonic())
-                with contextlib.suppress(torch.OutOfMemoryError):  # other passes serve that work
-                    self.engine.capture_next()
+                if self.collector.is_due:
+                    self.collector.collect()
+                else:
+                    with contextlib.suppress(torch.OutOfMemoryError):  # other passes serve that work
+                        self.engine.capture_next()
                 self.report(send=True)
         return self.inbox.get()
 
@@ -118,7 +123,9 @@ class Worker:
         self.measured = now
         device = torch.cuda.memory_reserved(self.model.model.device) if self.model.model.device.type == "cuda" else 0
         requests = len(self.jobs), len(self.engine.running)
-        memory = self.engine.cache.nbytes, resident_bytes()[0], device
+        resident = resident_bytes()[0]
+        self.collector.collect_if_grown(resident)
+        memory = self.engine.cache.nbytes, resident, device
         seen, counts = self.engine.runner.seen, asdict(self.engine.runner.backend.counts)
         self.status = Heartbeat(began, *requests, *memory, **counts, images_read=seen.read, images_kept=seen.kept)
         if send:
@@ -147,6 +154,7 @@ class Worker:
         asked = job.asked
         # Work whose duration a client chooses runs in the side thread. A plain request must not wait behind it.
         aside = asked.hole is not None or asked.constraint is not None or bool(asked.images)
+        self.collector.is_due |= aside
         job.run = self.driver.submit(
             self.plan(job, blob),
             at_once=self.share,
@@ -299,6 +307,8 @@ def main() -> None:
     settings, engine = choice.settings, model.engine
     device, dtype = str(model.model.device), str(model.model.dtype).removeprefix("torch.")
     limits = len(engine.scheduler.rows), engine.max_length, engine.scheduler.prefill
+    sys.setswitchinterval(SWITCH_SECONDS)
+    take_over()
     worker = Worker(model, send)
     sizes = choice.fixed_bytes, choice.budget_bytes
     vision = model.model.vision is not None

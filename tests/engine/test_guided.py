@@ -3,14 +3,20 @@
 Without a GPU nothing is captured, but the static tensors, and the copies into and out of them, are the same.
 """
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 
+from gesso.constraints.automaton import Automaton
+from gesso.constraints.budget import TookTooLong, may_pause
+from gesso.constraints.guide import Guide
+from gesso.constraints.regex import regex_term
 from gesso.engine import engine, guided, runner
 from gesso.engine.events import Done, Draft, Failed
 from gesso.engine.searches import Searches
 from tests.backends.passes import CapturesPlainly
+from tests.waiting import PATIENCE
 
 CODE = "[ab]{3}[0-9]{4}"
 SHORT = {"steps": 8, "canvas_length": 8, "max_new_tokens": 16}
@@ -121,6 +127,52 @@ def test_a_search_pauses_when_the_pass_is_over_and_finds_the_same_text(pair, mon
     monkeypatch.setattr(graphed.engine.searches, "run", counted)
     assert outcome(graphed, requests(graphed)) == expected
     assert paused.count(1) > 4  # a search has a part for each of the eight positions
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_free_requests_do_not_wait_for_a_slow_row(pair, monkeypatch, captured):
+    """A thread makes the row. The constrained request then writes the same text."""
+    plain, graphed = pair
+    g = graphed if captured else plain
+    expected, waits, make = (
+        outcome(plain, [plain.request("x", seed=2, regex="[ef]{3}[0-9]{4}", **FIXED)]),
+        [],
+        Automaton._make,
+    )
+    release = threading.Event()
+
+    def slow(self, state, seconds):
+        if threading.current_thread() is threading.main_thread() and may_pause():
+            raise TookTooLong("no time")
+        waits.append(release.wait(PATIENCE))
+        make(self, state, seconds)
+
+    monkeypatch.setattr(Automaton, "_make", slow)
+    request = g.request(
+        "x", seed=2, guide=Guide(Automaton(regex_term("[ef]{3}[0-9]{4}")), g.guides.words, g.guides.eos), **FIXED
+    )
+    constrained, free = (g.engine.submit(each) for each in (request, g.request("x", seed=1, **FIXED)))
+    while free in g.engine.running:
+        g.engine.step()
+    assert constrained in g.engine.running and not waits
+    release.set()
+    while g.engine.busy:
+        last = g.engine.step()
+    assert last[-1].result.text == expected[0][-1][0] and waits
+
+
+def test_a_paused_search_goes_on_after_passes_of_free_requests(pair, monkeypatch):
+    """Without graphs, no search runs beside a pass."""
+    plain, _ = pair
+    monkeypatch.setattr(engine, "deadline", lambda seconds: lambda: True)  # one part at a time
+    short = {"steps": 2, "canvas_length": 4, "max_new_tokens": 4}
+    constrained = plain.engine.submit(plain.request("x", seed=1, regex="[gh]{2}", **short))
+    free = plain.engine.submit(plain.request("x", seed=1, **{**FIXED, "steps": 300}))
+    paused = 0
+    while constrained in plain.engine.running:
+        plain.engine.step()
+        paused += len(plain.engine.searches.waiting)
+    assert paused > 1 and free in plain.engine.running
 
 
 def test_paused_searches_take_turns():

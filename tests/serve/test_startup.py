@@ -8,6 +8,7 @@ import pytest
 import gesso
 from gesso.api import Gesso
 from gesso.backends.torch import TorchBackend
+from gesso.engine import guided
 from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
 from gesso.serve import startup, worker
@@ -58,6 +59,21 @@ def test_passes_that_are_not_captured_in_time_are_captured_when_the_engine_is_id
     waiting.join(PATIENCE)
     assert taken == [message]
     assert beats[-1].captures == engine.runner.backend.counts.captures
+
+
+def test_the_warm_up_corrects_a_draft_under_a_constraint(tiny, engine, monkeypatch):
+    """A server must not load the kernels of a correction while others wait."""
+    found, searching = [], guided.Correction.search
+    monkeypatch.setattr(guided.Correction, "search", lambda self: found.append(self) or searching(self))
+    startup.warm_up(engine, 2, guide=tiny.guides.guide(regex=startup.WARM_UP_REGEX))
+    assert found and not engine.running
+
+
+def test_an_engine_builds_the_tables_of_searches_before_it_is_ready(tiny_directory):
+    settings = EngineSettings(model=str(tiny_directory), device="cpu", max_batch=1, max_length=64)
+    model, _ = startup.start(settings, lambda message: None)
+    built = {"bytes_VL", "length_V", "plain_V"}
+    assert all(built <= vars(words).keys() for words in (model.guides.words, model.guides._words_and_tags))
 
 
 def test_the_warm_up_reads_the_largest_image(tmp_path, monkeypatch):

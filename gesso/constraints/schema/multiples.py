@@ -55,7 +55,7 @@ class _Multiples:
 
     def state(self, remainder: int) -> Digits:
         if remainder not in self.states:
-            self.states[remainder] = Digits(self, remainder)
+            self.states.setdefault(remainder, Digits(self, remainder))  # another thread may have added it
         return self.states[remainder]
 
     def _distances(self) -> list[int]:
