@@ -28,5 +28,5 @@ def test_bfloat16_fits_in_the_memory_that_info_reports(record_property):
     peak, cache = torch.cuda.max_memory_allocated(), g.engine.cache.nbytes
     record_property("weights_GB", round(weights / 1e9, 2))
     record_property("peak_GB", round(peak / 1e9, 2))
-    assert round(weights / 1e9, 2) == 50.50
+    assert round(weights / 1e9, 2) == 51.65  # 50.50 of the text model, 1.15 of the vision tower
     assert peak < weights + cache + 3e9
