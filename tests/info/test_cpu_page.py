@@ -22,7 +22,7 @@ def rows(columns: int) -> list[list[str]]:
 
 def test_limits_are_bandwidth_over_bytes_per_token() -> None:
     found = rows(5)
-    assert len(found) == 6
+    assert len(found) == 7
     for _, bandwidth, *limits, _ in found:
         for quantize, limit in zip(("int4", "int4-int8"), limits, strict=True):
             size = token_bytes(BUDGET.sizes_of(quantize), CONFIG) / 1e9
