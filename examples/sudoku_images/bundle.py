@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from examples.sudoku_images.tower import config_fields
 from gesso.checkpoint.load import load
+from gesso.checkpoint.parameters import is_vision
 from gesso.checkpoint.safetensors import INDEX
 from gesso.checkpoint.source import open_source
 from gesso.checkpoint.write import save
@@ -44,12 +45,7 @@ def separate_tower(directory: Path) -> None:
     index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
     old = sorted(set(index["weight_map"].values()))
     parts = [load_file(directory / name) for name in old]
-    tower = {
-        name: part.pop(name)
-        for part in parts
-        for name in list(part)
-        if ".vision_tower." in name or ".embed_vision." in name
-    }
+    tower = {name: part.pop(name) for part in parts for name in list(part) if is_vision(name)}
     for name in old:
         (directory / name).unlink()
     parts.append(tower)
