@@ -1,8 +1,7 @@
 """Score answers without a network, on the items of `gesso eval`: python -m examples.words.baselines
 
 - common letter: the most frequent letter of the training words in every gap
-- letters of 4: the most probable word of a Markov chain, in which a letter depends on the three before it
-- letters of 5: the same with four letters before it
+- 4-gram: the most probable word under letter 4-grams, given the letters on both sides of every gap
 - training list: the first training word that fits the pattern
 - whole list: the first word that fits, of all words with those of the test: a mark that no model has to reach
 """
@@ -79,8 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     common = Counter("".join(train)).most_common(1)[0][0]
     fills: dict[str, Fill] = {
         "common letter": lambda pattern, regex: pattern.replace(BLANK, common),
-        "letters of 4": chain(train, 3),
-        "letters of 5": chain(train, 4),
+        "4-gram": chain(train, 3),
         "training list": look_up(train),
         "whole list": look_up(sorted(every_sequence())),
     }

@@ -11,6 +11,7 @@ FILE = Path("data/words/words.txt")  # one sequence per line
 SHORTEST, LONGEST = 7, 14  # letters of a sequence; words.toml has a canvas for LONGEST and the end
 LETTER = "[a-z]"  # regular expression of one letter
 BLANK = "_"  # in place of a hidden letter; in no sequence
+FILLER = "-"  # after a short pattern: the answer then begins at the same position for all lengths
 
 
 def sequences(split: str) -> list[str]:
@@ -30,4 +31,4 @@ def hide(sequence: str, share: float, draw: random.Random) -> str:
 
 def prompt(pattern: str) -> str:
     """Return the text that the model continues with the sequence."""
-    return f"{pattern}="
+    return f"{pattern.ljust(LONGEST, FILLER)}="

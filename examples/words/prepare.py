@@ -14,7 +14,7 @@ from examples.words.domain import FILE, hide, prompt, sequences
 from gesso.errors import InputError
 
 ROUNDS = 4  # rows per sequence
-SHARES = (0.15, 0.5)  # of the letters hidden, at least and at most
+SHARES = (0.2, 0.9)  # of the letters hidden: more than in the test, so that a row teaches more letters
 
 
 def rows() -> Iterator[dict[str, str]]:

@@ -18,7 +18,9 @@ from gesso.train import recipe
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "examples/words/words.toml"
-WORDS = [f"{''.join(random.Random(stem).choices('abcdefgh', k=4))}{end}" for stem in range(60) for end in ("abc", "gage")]
+WORDS = [
+    f"{''.join(random.Random(stem).choices('abcdefgh', k=4))}{end}" for stem in range(60) for end in ("abc", "gage")
+]
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +113,9 @@ def test_commands_of_the_guide_run_on_a_short_list(folder: Path, main, own_cache
     Path("short.toml").write_text(re.sub(r"\nsteps = \d+", "\nsteps = 1", short))
     done = main("train", "short.toml")
     assert done.code == 0, done.err
-    done = main("eval", "examples.words.task:Words", "-m", "runs/words/model", "--count", "2", "--constrained", "--json")
+    done = main(
+        "eval", "examples.words.task:Words", "-m", "runs/words/model", "--count", "2", "--constrained", "--json"
+    )
     assert done.code == 0, done.err
     assert set(json.loads(done.out)[0]["scores"]) == set(Words.scores)
     capsys.readouterr()
