@@ -1,4 +1,4 @@
-"""The example of the guide "Bring your own domain": split, items and scores, baselines, and its commands on tiny data."""
+"""The example of the guide "Bring your own domain": split, items, scores, baselines, and its commands on tiny data."""
 
 import json
 import random
@@ -109,7 +109,7 @@ def test_commands_of_the_guide_run_on_a_short_list(folder: Path, main, own_cache
     prepare.main()
     rows = [json.loads(line) for line in Path("data/words/train.jsonl").read_text().splitlines()]
     assert {row["completion"] for row in rows} == set(sequences("train"))
-    short = RECIPE.read_text().replace("batch_size = 16", "batch_size = 2")
+    short = RECIPE.read_text().replace("batch_size = 32", "batch_size = 2")
     Path("short.toml").write_text(re.sub(r"\nsteps = \d+", "\nsteps = 1", short))
     done = main("train", "short.toml")
     assert done.code == 0, done.err
@@ -130,3 +130,9 @@ def test_canvas_and_rows_hold_the_longest_word() -> None:
     assert settings.objective.canvas_lengths == (Words.options["max_new_tokens"],)
     assert Words.options["max_new_tokens"] > LONGEST
     assert 1 + len(prompt("a" * LONGEST)) + LONGEST + 1 <= settings.data.max_length
+
+
+def test_guide_shows_the_domain_as_it_is() -> None:
+    page = (ROOT / "docs/guides/bring-your-own-domain.md").read_text(encoding="utf-8")
+    code = (ROOT / "examples/words/domain.py").read_text(encoding="utf-8")
+    assert f"```python\n{code}```\n" in page
