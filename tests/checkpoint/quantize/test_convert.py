@@ -22,7 +22,8 @@ from gesso.checkpoint.safetensors import INDEX, SINGLE, weight_files
 from gesso.checkpoint.source import open_source
 from gesso.errors import CheckpointError, InputError
 from gesso.info.report import describe
-from gesso.model.config import LAYERS, QUANTIZATIONS, Config
+from gesso.model.config import Config
+from gesso.model.quantization_config import LAYERS, QUANTIZATIONS
 from gesso.model.transformer import DiffusionGemma
 from gesso.train.recipe import load as load_recipe
 from gesso.train.run import train
