@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from gesso.backends.cuda.kernels import attention as kernel  # noqa: E402
 from gesso.backends.cuda.kernels import segments as segments_module  # noqa: E402
 from gesso.backends.cuda.kernels.attention_tiles import Tiles, tiles  # noqa: E402
-from gesso.backends.cuda.kernels.linear import quantize_rows  # noqa: E402
+from gesso.backends.cuda.kernels.linear import MANY, quantize_rows  # noqa: E402
 from gesso.backends.cuda.kernels.segments import Segment  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -314,7 +314,7 @@ def test_small_and_large_tiles_give_the_same_bits(kind, length, dim, dtype):
     qkv, caches = packed(segments, dtype=dtype, dim=dim), (cache, copy.deepcopy(cache))
     small, large = (
         kernel.attention(*qkv, table_of(segments, each), tiles(dim, dtype, rows))
-        for each, rows in zip(caches, (2 * length, kernel.MANY), strict=True)
+        for each, rows in zip(caches, (2 * length, MANY), strict=True)
     )
     assert torch.equal(small, large)
 
