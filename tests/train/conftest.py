@@ -29,5 +29,14 @@ def small(tmp_path):
 
 
 @pytest.fixture(scope="session")
+def seeing_model(tmp_path_factory):
+    """The tiny checkpoint with a vision tower and canvases of 16, shared by tests: do not change it."""
+    target = make(tmp_path_factory.mktemp("seeing") / "model", sees=True)
+    raw = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(raw | {"canvas_length": 16}))
+    return target
+
+
+@pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
