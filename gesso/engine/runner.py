@@ -6,7 +6,7 @@ C canvas, S scored positions, H hidden, V vocabulary, R rows of a chunk, N token
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -204,8 +204,9 @@ class Runner:
     def _predicts_from_logits(self, running: Running) -> bool:
         """Return whether to predict from all logits at once.
 
-        If passes are captured, corrections by a constraint do not count. A captured pass never predicts from all
-        logits, whose last bits differ, so the text would depend on whether a pass of this shape was captured.
+        If passes are captured, corrections by a constraint and restricted draws do not count. A captured pass never
+        predicts from all logits, whose last bits differ, so the text would depend on whether a pass of this shape was
+        captured.
         """
         return running.needs_all_logits if self.captures else running.expects_logits
 
@@ -226,6 +227,14 @@ class Runner:
             return self._advance(running, prediction, hidden_CH)()
 
         return Outcome(running, advance, hidden_CH)
+
+    def _drawn_within(self, running: Running, prediction: Prediction, hidden_CH: Tensor) -> Prediction:
+        """Return the prediction with candidates that the request's settings allow."""
+        settings, process, canvas = running.request.diffusion, running.process, running.canvas
+        if not settings.restricts_draws or prediction.logits_CV is not None:  # with all logits, they have been
+            return prediction
+        found = process.temperature(canvas), process.draws(canvas)
+        return replace(prediction, candidate_C=self.backend.draw_within(settings, hidden_CH, *found))
 
     def _verify(self, running: Running, prediction: Prediction, hidden_CH: Tensor) -> Canvas:
         """Return the canvas with the tokens that the causal encoder decided."""
@@ -297,13 +306,15 @@ class Runner:
         `after` is the canvas after the step, if the pass has already taken it.
         """
         if running.request.diffusion.verified:
-            return partial(self._verify, running, prediction, hidden_CH)
+            return lambda: self._verify(running, self._drawn_within(running, prediction, hidden_CH), hidden_CH)
         advance = partial(running.process.advance, running.canvas)
 
+        @cache
         def conditioned() -> Prediction:
-            soft_CH, logits_CV = prediction.soft_CH, prediction.logits_CV
+            own = self._drawn_within(running, prediction, hidden_CH)
+            soft_CH, logits_CV = own.soft_CH, own.logits_CV
             return replace(
-                prediction,
+                own,
                 soft_CH=None if soft_CH is None else self.model.conditioning(running.canvas.pin_C, soft_CH),
                 logits_CV=logits_CV if running.needs_all_logits else None,
             )
