@@ -1,18 +1,16 @@
-"""The Python API: a loaded model with its tokenizer and its engine."""
+"""The Python API: a loaded model with its tokenizer and its engine. `gesso/requests.py` builds its requests."""
 
-import secrets
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
-from gesso import adapters
+from gesso import adapters, requests
 from gesso.adapters import StoredAdapter
 from gesso.chat.answer import Answer, read
 from gesso.chat.image_parts import read_images
-from gesso.chat.messages import check_tools, tool_names, with_schema
+from gesso.chat.messages import tool_names
 from gesso.chat.prompt import Prompt
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint import write
@@ -20,13 +18,11 @@ from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.constraints.constraint import Guides
 from gesso.constraints.guide import Guide
-from gesso.constraints.schema.options import SchemaOptions
-from gesso.constraints.validate import calls_problem, schema_problem
-from gesso.engine.decision import choice_tokens, decision_request, probabilities
+from gesso.engine.decision import choice_tokens, probabilities
 from gesso.engine.decoding import Decoding
 from gesso.engine.driver import Driver
 from gesso.engine.engine import PIECE, PREFILL, Engine
-from gesso.engine.events import Done, Draft, Event, Result
+from gesso.engine.events import Done, Event, Result
 from gesso.engine.plan import compare, generate
 from gesso.engine.request import ATTEMPTS, Request
 from gesso.errors import CheckpointError, InputError
@@ -38,14 +34,12 @@ from gesso.infill.results import EditResult, HolesResult, InfillResult
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.options import ChatOptions, GenerateOptions, InfillOptions, Method, TextOptions
-from gesso.presets import Preset, resolved
+from gesso.requests import TextPrompt
 from gesso.results import ChatResult, Decision
-from gesso.settings import SETTINGS, DecodeName, DiffusionOptions, unknown_settings
 
 if TYPE_CHECKING:
     import PIL.Image
 
-TextPrompt = str | Sequence[int] | Prompt
 # Special tokens that may begin an answer. With any other, the answer would be empty.
 OPENINGS = ("<|channel>", "<|tool_call>")
 
@@ -68,7 +62,7 @@ class Gesso:
         prefill = PIECE if model.device.type == "cpu" else PREFILL
         self.engine = Engine(model, self.decode, max_batch=max_batch, max_length=max_length, prefill=prefill)
         openings = {tokenizer.id_of(piece) for piece in OPENINGS}
-        self._never_first = (tokenizer.special_ids | set(defaults.eos_token_ids)) - openings
+        self.never_first = (tokenizer.special_ids | set(defaults.eos_token_ids)) - openings
         self.guides = Guides(tokenizer, model.config.vocab_size, frozenset(defaults.eos_token_ids))
         self.driver = Driver(self.engine)
         self.decoding = Decoding()  # of requests that leave it open
@@ -156,37 +150,9 @@ class Gesso:
         """Answer a conversation as `chat` does, and yield the events of `stream`."""
         return self.events(self.chat_request(messages, **options))
 
-    def chat_request(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        thinking: bool = False,
-        tool_choice: str | Mapping[str, Any] = "auto",
-        parallel_tool_calls: bool = False,
-        schema_in_prompt: bool = True,
-        **options: Unpack[GenerateOptions],
-    ) -> Request:
+    def chat_request(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> Request:
         """Return the engine request of `chat` with these arguments."""
-        optional = tool_choice == "auto"  # to call a tool; the model may then make several calls
-        guide = self.guides.calls(check_tools(tools) or (), tool_choice, optional or parallel_tool_calls, thinking)
-        shown = None if tool_choice == "none" else tools
-        schema = options.get("json_schema")
-        parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in check_tools(shown) or ()}
-
-        def validate(tokens: Sequence[int], text: str) -> str | None:
-            answer = read(tokens, text, self.decode, parameters)
-            if schema is not None:
-                return schema_problem(schema, answer.text)
-            return calls_problem(parameters, answer.tool_calls, required=not optional)
-
-        if schema_in_prompt:
-            messages = with_schema(messages, schema)
-        prompt = self.prompt(messages, tools=shown, thinking=thinking)
-        checked = validate if guide or schema is not None else None
-        return self.request(
-            prompt, guide=guide, guide_optional=optional, thinking=thinking, validate=checked, **options
-        )
+        return requests.chat_request(self, messages, **options)
 
     def prompt(
         self,
@@ -267,12 +233,7 @@ class Gesso:
         adapter: str | None = None,
     ) -> Request:
         """Return the engine request of `decide`, with choices as token ids."""
-        messages = _messages(prompt)
-        read = self._prompt(cast(TextPrompt, prompt)) if messages is None else self.prompt(messages)
-        eos = frozenset(() if messages is None else self.defaults.eos_token_ids)
-        usual, adapter = self.defaults.max_new_tokens, self.adapter if adapter is None else adapter
-        made = decision_request(read.tokens, texts, eos, self.config, usual, self.max_length, adapter)
-        return replace(made, images=read.images)
+        return requests.decision_request(self, prompt, texts, adapter)
 
     def infill(
         self,
@@ -399,22 +360,7 @@ class Gesso:
         guide_optional: bool = False,
         thinking: bool = False,
         validate: Callable[[Sequence[int], str], str | None] | None = None,
-        max_new_tokens: int | None = None,
-        seed: int | None = None,
-        preset: Preset | None = None,
-        stop: str | Sequence[str] = (),
-        pins: Mapping[int, int] | None = None,
-        resume: Draft | None = None,
-        top_logprobs: int | None = None,
-        draft_logprobs: int | None = None,
-        choice: Sequence[str] | None = None,
-        regex: str | None = None,
-        json_schema: Mapping[str, Any] | bool | None = None,
-        schema_options: SchemaOptions | None = None,
-        grammar: str | None = None,
-        adapter: str | None = None,
-        decode: DecodeName | None = None,
-        **diffusion: Unpack[DiffusionOptions],
+        **options: Unpack[GenerateOptions],
     ) -> Request:
         """Return the engine request of `generate` with these arguments, for callers that step `Gesso.engine`.
 
@@ -423,60 +369,9 @@ class Gesso:
         begins after the thoughts. `validate` is that of the engine request; by default, it checks a text under
         `json_schema`.
         """
-        if unknown := diffusion.keys() - SETTINGS.keys():
-            also = [name for name in GenerateOptions.__annotations__ if name not in SETTINGS]
-            raise InputError(unknown_settings(unknown, also))
-        read = self._prompt(prompt)
-        constraint = {"choice": choice, "regex": regex, "json_schema": json_schema, "grammar": grammar}
-        asked = self.guides.guide(**constraint, thinking=thinking, schema_options=schema_options)
-        if guide_optional and (asked or pins):
-            guide = None
-        if asked and guide:
-            raise InputError("a text has one constraint, and a tool call is required already; leave out the other")
-        if validate is None and json_schema is not None:
-            validate = _under(json_schema)
-        if max_new_tokens is None:
-            max_new_tokens = max(1, min(self.defaults.max_new_tokens, self.engine.max_length - len(read.tokens)))
-        if seed is None:
-            seed = secrets.randbits(32) if resume is None else resume.request.seed
-        needs_canvas = bool(pins or asked or resume or (guide and not guide_optional))
-        settings = self.decoding.settings(
-            self.defaults.diffusion, decode, resolved(preset), diffusion, needs_canvas=needs_canvas
+        return requests.text_request(
+            self, prompt, guide=guide, guide_optional=guide_optional, thinking=thinking, validate=validate, **options
         )
-        if guide_optional and (settings.by_token or settings.verified):
-            guide = None
-        constrained = asked or guide
-        return Request(
-            prompt=tuple(read.tokens),
-            images=read.images,
-            max_new_tokens=max_new_tokens,
-            diffusion=settings,
-            seed=seed,
-            eos=frozenset(self.defaults.eos_token_ids),
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            pins=dict(pins or {}),
-            guide=constrained,
-            validate=validate if constrained else None,
-            warnings=constrained.warnings if constrained else (),
-            free_first=True,
-            never_first=self._never_first,
-            byte_tokens=self.tokenizer.byte_ids,
-            top_logprobs=top_logprobs,
-            draft_logprobs=draft_logprobs,
-            resume=resume,
-            adapter=self.adapter if adapter is None else adapter,
-        )
-
-    def _prompt(self, prompt: TextPrompt) -> Prompt:
-        if isinstance(prompt, Prompt):
-            return prompt
-        if not isinstance(prompt, Sequence):
-            raise InputError(f"the prompt must be text or a list of token ids, got {type(prompt).__name__}")
-        if not isinstance(prompt, str):
-            return Prompt(list(prompt))
-        if not prompt:  # the bos token alone would be a valid request, but nobody means it
-            raise InputError("the prompt is empty; give some text to continue")
-        return Prompt(self.tokenizer.encode(prompt))
 
     def _events(self, request: Request, attempts: int) -> Generator[Event]:
         unread: deque[Event] = deque()
@@ -491,19 +386,6 @@ class Gesso:
             yield Done(run.ids[-1], result)
         finally:
             self.driver.cancel(run)
-
-
-def _messages(prompt: Any) -> Sequence[Mapping[str, Any]] | None:
-    """Return the prompt if it is a conversation, or None."""
-    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
-    return (
-        cast(Sequence[Mapping[str, Any]], prompt) if is_list and any(isinstance(m, Mapping) for m in prompt) else None
-    )
-
-
-def _under(schema: Mapping[str, Any] | bool) -> Callable[[Sequence[int], str], str | None]:
-    """Return the check of a text under a schema."""
-    return lambda tokens, text: schema_problem(schema, text)
 
 
 def _last(events: Iterator[Event]) -> Result:

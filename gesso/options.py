@@ -1,6 +1,6 @@
 """Keyword arguments of `Gesso.generate` and its relatives, for type checkers and editors (PEP 692).
 
-All are optional. `Gesso.request` has their defaults.
+All are optional. `text_request` in `gesso/requests.py` has their defaults.
 """
 
 from collections.abc import Mapping, Sequence

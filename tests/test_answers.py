@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import gesso
-from gesso import api
+from gesso import requests
 from gesso.constraints import validate
 from gesso.constraints.automaton import START
 from gesso.engine.plan import retry_seed
@@ -33,7 +33,7 @@ def checks(monkeypatch):
 
     found = Checks()
     found.texts = []
-    for module in (api, infill):
+    for module in (requests, infill):
         monkeypatch.setattr(module, "schema_problem", found)
     return found
 
@@ -90,7 +90,7 @@ def test_required_calls_are_checked(tiny, monkeypatch):
         found.append((calls, required))
         return "odd"
 
-    monkeypatch.setattr(api, "calls_problem", problem)
+    monkeypatch.setattr(requests, "calls_problem", problem)
     with pytest.raises(gesso.ConstraintError, match="odd"):
         tiny.chat(HELLO, tools=TOOLS, tool_choice="required", **SMALL | {"max_new_tokens": 48})
     assert len(found) == ATTEMPTS

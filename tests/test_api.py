@@ -85,8 +85,8 @@ def test_json_schema_is_in_the_prompt_of_a_chat_unless_turned_off(tiny):
 
 def test_only_thoughts_and_tool_calls_may_begin_an_answer_with_a_special_token(tiny):
     special = {tiny.tokenizer.id_of(piece) for piece in ("<|channel>", "<|tool_call>")}
-    assert not special & tiny._never_first
-    assert {0, 1, 2, 106, 105, 50} <= tiny._never_first
+    assert not special & tiny.never_first
+    assert {0, 1, 2, 106, 105, 50} <= tiny.never_first
 
 
 def test_stop_string_inside_a_token_ends_a_chat_there(tiny):

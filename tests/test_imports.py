@@ -20,7 +20,7 @@ CHECKPOINT = MODEL | {"checkpoint", "bundled"}
 WEIGHTS = CHECKPOINT | {"adapters"}
 TEXT = IMAGES | {"chat"}
 ENGINE = MODEL | {"diffusion", "backends", "constraints", "chat", "images"}
-API = ENGINE | WEIGHTS | {"engine", "infill", "api", "options", "presets", "results", "loading"}
+API = ENGINE | WEIGHTS | {"engine", "infill", "api", "options", "presets", "requests", "results", "loading"}
 # Each package with the packages it may import, itself aside.
 BELOW = {
     "errors": set(),
@@ -42,6 +42,7 @@ BELOW = {
     "infill": ENGINE | {"engine"},
     "presets": BASE,
     "options": IMAGES | {"constraints", "engine", "presets"},
+    "requests": ENGINE | CHECKPOINT | {"engine", "options", "presets"},
     "results": BASE | {"chat", "engine", "images"},
     "api": API,
     "loading": API | {"info"},

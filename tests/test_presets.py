@@ -9,7 +9,7 @@ import gesso
 from gesso import CheckpointError, Diffusion, InputError
 from gesso.checkpoint.generation import GenerationDefaults, check_writable, write_diffusion
 from gesso.presets import read_preset, resolved, write_preset
-from gesso.serve.fields import CompletionFields
+from gesso.serve.openai.text_fields import CompletionFields
 from gesso.settings import NEXT_TOKEN, PRESETS
 
 TUNED = Diffusion(steps=7, entropy_bound=0.3, t_max=0.6, sampler="confidence-threshold", eos_settles=True, greed=0.5)

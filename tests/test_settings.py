@@ -13,14 +13,15 @@ from typing import get_args, get_type_hints
 import httpx
 import pytest
 
-import gesso
 from gesso.cli.generate import generate
 from gesso.errors import InputError
 from gesso.model.config import SIZES
 from gesso.options import GenerateOptions
+from gesso.requests import text_request
 from gesso.serve.errors import from_validation
-from gesso.serve.fields import CompletionFields, DiffusionFields
+from gesso.serve.fields import DiffusionFields
 from gesso.serve.http.app import create_app
+from gesso.serve.openai.text_fields import CompletionFields
 from gesso.serve.settings import EngineSettings, ServerSettings
 from gesso.settings import (
     OPTIONS,
@@ -76,9 +77,9 @@ def test_settings_import_neither_torch_nor_the_model():
 def test_typed_options_have_the_names_and_types_of_the_schema():
     assert get_type_hints(DiffusionOptions) == {item.name: item.type for item in fields(Diffusion)}
     assert set(get_args(PresetName)) == set(PRESETS)
-    request = inspect.signature(gesso.Gesso.request).parameters
+    request = inspect.signature(text_request).parameters
     assert GenerateOptions.__annotations__.keys() == (request.keys() | SETTINGS) - {
-        "self", "prompt", "guide", "guide_optional", "validate", "thinking", "diffusion"
+        "model", "prompt", "guide", "guide_optional", "validate", "thinking", "diffusion"
     }  # fmt: skip
 
 

@@ -15,10 +15,12 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from gesso.diffusion.canvas import Canvas, Process
+from gesso.diffusion.noise import Draws
 from gesso.diffusion.prediction import Prediction
 from gesso.images.image import Image
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma
+from gesso.settings import Diffusion
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Denoising(Protocol):
 
     @property
     def needs_all_logits(self) -> bool:
-        """Whether its step needs the logits of the whole vocabulary, for its sampler or its draws."""
+        """Whether its sampler or its stopping rule reads the logits of the whole vocabulary."""
         ...
 
     @property
@@ -160,6 +162,10 @@ class Backend(Protocol):
         `current_T`, the tokens on the canvases, it has their probabilities. With `likely`, it has more of the most
         probable tokens, with their logits.
         """
+        ...
+
+    def draw_within(self, settings: Diffusion, hidden_CH: Tensor, temperature: float, draws: Draws) -> Tensor:
+        """Return one token [C] per position, drawn within the settings' top_k, top_p and min_p."""
         ...
 
     def replay(self, work: Sequence[Work], cache: KVCache) -> Replayed | None:

@@ -19,11 +19,14 @@ from torch import Tensor
 from gesso.adapters.lora import adapter_sites, kept_active, switch
 from gesso.backends.base import Counts, Piece, Replayed, Work
 from gesso.diffusion.hash import draw
+from gesso.diffusion.noise import Draws
 from gesso.diffusion.prediction import LIKELY, Prediction, argmax, top_tokens
+from gesso.diffusion.truncation import draw_within
 from gesso.images.image import Image
 from gesso.model.attention import AttendWithCache, attend_with_cache
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma
+from gesso.settings import Diffusion
 
 CHUNK_BYTES = 64 * 2**20  # of float32 logits held at once
 # Of a logit minus the largest: the probability, e^-64, is below the rounding of all others. Without a bound there would
@@ -69,6 +72,10 @@ class TorchBackend:
 
     def logits_of(self, hidden_CH: Tensor, tokens_U: Tensor) -> Tensor:
         return self.logits(hidden_CH)[:, tokens_U]
+
+    @torch.no_grad()
+    def draw_within(self, settings: Diffusion, hidden_CH: Tensor, temperature: float, draws: Draws) -> Tensor:
+        return draw_within(settings, self.logits(hidden_CH) / temperature, draws)
 
     @torch.no_grad()
     def predict(

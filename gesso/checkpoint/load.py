@@ -15,7 +15,7 @@ from gesso.checkpoint.quantize.packed import Packed, Weight
 from gesso.checkpoint.source import Source
 from gesso.checkpoint.vision import attach_vision
 from gesso.errors import CheckpointError, InputError
-from gesso.model.config import LAYERS
+from gesso.model.quantization_config import LAYERS
 from gesso.model.transformer import DiffusionGemma
 
 MAPPED = ("fp8", "int4", "nvfp4")  # stored formats that a CPU does not convert while it reads them

@@ -17,7 +17,8 @@ from gesso.checkpoint.random_weights import PREFIX, config_of, is_random
 from gesso.checkpoint.safetensors import INDEX, SINGLE, read_header, weight_files
 from gesso.checkpoint.stored import Inventory, Recipe, Stored
 from gesso.errors import CheckpointError, InputError
-from gesso.model.config import TOOLS, Config
+from gesso.model.config import Config
+from gesso.model.quantization_config import TOOLS
 
 
 def has_separate_experts(names: Iterable[str]) -> bool:

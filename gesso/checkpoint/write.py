@@ -15,7 +15,8 @@ from gesso.checkpoint.parameters import checkpoint_name, empty_model, parameters
 from gesso.checkpoint.safetensors import INDEX, SINGLE, opened, weight_files
 from gesso.checkpoint.vision import PREFIX, vision_tensors
 from gesso.errors import InputError
-from gesso.model.config import LAYERS, MIXED, TOOLS, Config
+from gesso.model.config import Config
+from gesso.model.quantization_config import LAYERS, MIXED, TOOLS
 
 if TYPE_CHECKING:
     from torch import Tensor

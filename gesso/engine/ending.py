@@ -1,11 +1,39 @@
-"""Append tokens to the text of a request, and find where the text ends."""
+"""Commit tokens to the text of a request, find where the text ends, and return its result."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from gesso.engine.events import Finish
-from gesso.engine.final_text import Decode, fewest_with
+from gesso.engine.events import Commit, Finish, Likely, Result
+from gesso.engine.final_text import Decode, fewest_with, final_text
 from gesso.engine.running import Running
+
+
+class Committed(NamedTuple):
+    """The event of a commit. The text has ended if there is a reason."""
+
+    event: Commit
+    finish: Finish | None = None
+    stop: str | None = None  # the stop string that ended it
+
+
+def commit(running: Running, tokens: Sequence[int], likely: Sequence[Likely], decode: Decode) -> Committed:
+    """Append the tokens of a canvas to the text, and return the event that shows them."""
+    before = len(running.tokens)
+    running.usage = replace(running.usage, canvases=running.usage.canvases + 1)
+    text, finish, stop = append(running, tokens, decode)
+    shown = text if finish else final_text(running.tokens, running.request, decode)
+    added = shown[len(running.shown) :]
+    running.shown += added
+    kept = tuple(running.tokens[before:])
+    return Committed(Commit(running.id, running.canvas.index, kept, added, tuple(likely[: len(kept)])), finish, stop)
+
+
+def result(running: Running, reason: Finish, stop: str | None) -> Result:
+    """Return the result of a text that ends here."""
+    usage = replace(running.usage, completion_tokens=len(running.tokens))
+    seed, warnings = running.request.seed, running.request.warnings
+    return Result(running.shown, tuple(running.tokens), reason, usage, seed, stop=stop, warnings=warnings)
 
 
 class Text(NamedTuple):

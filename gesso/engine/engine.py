@@ -10,15 +10,14 @@ import torch
 
 from gesso.backends import Backend, for_model
 from gesso.constraints.budget import deadline
-from gesso.diffusion.canvas import Canvas, Process
+from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.noise import HashSource, Source
 from gesso.engine.adapters import AdapterTable
 from gesso.engine.canvases import first_canvas, next_canvas
-from gesso.engine.ending import append
-from gesso.engine.events import Commit, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
+from gesso.engine.ending import commit, result
+from gesso.engine.events import Done, Draft, Event, Failed, Finish, Likely, Scored
 from gesso.engine.faults import check_finite, drop_frames, is_fatal
-from gesso.engine.final_text import Decode, final_text, would_be_empty
-from gesso.engine.pieces import cut
+from gesso.engine.final_text import Decode, would_be_empty
 from gesso.engine.prefix_files import PrefixFiles
 from gesso.engine.request import Request, Score
 from gesso.engine.runner import Encoded, Outcome, Runner
@@ -26,6 +25,7 @@ from gesso.engine.running import Running
 from gesso.engine.scheduler import Job, Row, Scheduler, Work
 from gesso.engine.scoring import Scoring
 from gesso.engine.searches import Searches
+from gesso.engine.starting import start
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 
@@ -116,27 +116,7 @@ class Engine:
         return job.id
 
     def _start(self, request: Request | Score) -> Job:
-        if isinstance(request, Score):
-            return Scoring(next(self.ids), request, cut(len(request.prompt), (), self.scheduler.piece))
-        cuts = cut(len(request.prompt), request.blocks, self.scheduler.piece)
-        process = Process(
-            settings=request.diffusion,
-            source=self.source,
-            seed=request.seed,
-            vocab_size=self.model.config.vocab_size,
-            eos=request.eos,
-            device=self.model.device,
-        )
-        length = request.canvas_length(self.model.config)
-        if request.resume is None:
-            canvas = first_canvas(request, process, self.model.config)
-            return Running(next(self.ids), request, cuts, process, canvas, length)
-        draft = request.resume
-        running = Running(next(self.ids), request, cuts, process, draft.canvas, length, list(draft.before))
-        running.shown = final_text(running.tokens, request, self.decode)
-        if request.guide:
-            running.state = request.guide.walk(running.state, running.tokens)
-        return running
+        return start(next(self.ids), request, self.model, self.source, self.decode, self.scheduler.piece)
 
     def cancel(self, request_id: int) -> None:
         """End a request before the next pass. A request that has ended is ignored."""
@@ -184,7 +164,7 @@ class Engine:
         while self.cancelled:
             job = self.running[self.cancelled.pop()]
             if isinstance(job, Scoring):
-                self._scored(job)
+                self._remove(job, job.event())
             elif job.request.compared:
                 self._remove(job, Scored(job.id, (), job.usage))
             else:
@@ -374,15 +354,10 @@ class Engine:
         if scoring.pending:
             return
         if len(scoring.log_likelihoods) == len(scoring.request.texts):
-            self._scored(scoring)
+            self._remove(scoring, scoring.event())
             return
         saved = scoring.saved_length
         self._read_from(scoring, saved if self.cache.can_cut(scoring.row, saved) else 0)
-
-    def _scored(self, scoring: Scoring) -> None:
-        scores, wanted = tuple(scoring.log_likelihoods), scoring.request.top_logprobs is not None
-        likely = tuple(map(tuple, scoring.likely[: len(scores)])) if wanted else ()
-        self._remove(scoring, Scored(scoring.id, scores, scoring.usage, likely))
 
     def _compare(self, outcome: Outcome) -> None:
         """End a request that compares texts with their log-probabilities in the first prediction."""
@@ -394,26 +369,18 @@ class Engine:
 
     def _commit(self, running: Running, tokens: list[int], likely: list[Likely]) -> None:
         """Append the tokens of a canvas to the text: all, or a settled prefix. Then end the text, or go on."""
-        request, before = running.request, len(running.tokens)
-        running.usage = replace(running.usage, canvases=running.usage.canvases + 1)
-        text, finish, stop = append(running, tokens, self.decode)
-        shown = text if finish else final_text(running.tokens, request, self.decode)
-        added = shown[len(running.shown) :]
-        running.shown += added
-        kept = tuple(running.tokens[before:])
-        self.outbox.append(Commit(running.id, running.canvas.index, kept, added, tuple(likely[: len(kept)])))
+        event, finish, stop = commit(running, tokens, likely, self.decode)
+        self.outbox.append(event)
         if finish is not None:
             self._finish(running, finish, stop)
             return
-        if not request.diffusion.verified:  # otherwise they are in the KV cache, on which the next canvas depends
+        # In verified decoding they are in the KV cache already: the next canvas depends on them.
+        if not running.request.diffusion.verified:
             running.pending.append(tuple(tokens))
         running.canvas = next_canvas(running, tokens, self.model.config)
 
     def _finish(self, running: Running, reason: Finish, stop: str | None = None) -> None:
-        usage = replace(running.usage, completion_tokens=len(running.tokens))
-        seed, warnings = running.request.seed, running.request.warnings
-        result = Result(running.shown, tuple(running.tokens), reason, usage, seed, stop=stop, warnings=warnings)
-        self._remove(running, Done(running.id, result))
+        self._remove(running, Done(running.id, result(running, reason, stop)))
 
     def _fail(self, running: Job, error: Exception) -> None:
         drop_frames(error)

@@ -6,7 +6,7 @@ C canvas, S scored positions, H hidden, V vocabulary, R rows of a chunk, N token
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -32,7 +32,8 @@ from gesso.images.tokens import is_image
 from gesso.model.cache import KVCache
 
 ROWS = 32  # positions whose logits are in memory at once
-CHECKING = 0.005  # seconds after which a check of a prediction goes on as part of the search
+# Seconds after which the checks of a pass's predictions go on as parts of searches: all of them together, and each.
+CHECKING, LEAST_CHECKING = 0.005, 0.0005
 LEAST_SEARCHING = 0.001  # seconds of searches beside a pass, however short it is
 
 
@@ -103,6 +104,7 @@ class Runner:
         self.backend, self.model = backend, backend.model
         self.seen = Seen(backend.see, self.model.device)
         self.captures = backend.captures and isinstance(source, HashSource)  # custom sources draw on the host
+        self.checked_enough = deadline(CHECKING)  # whether the checks after the last pass have used up their time
         # Logits for a search overtake the kernels of a pass, on a stream of higher priority.
         self.aside = torch.cuda.Stream(self.model.device, priority=-2) if self.model.device.type == "cuda" else None
 
@@ -120,6 +122,11 @@ class Runner:
 
         Call `launched` when the device has its work, before reading the results.
         """
+        found = self._run(work, cache, launched)
+        self.checked_enough = deadline(CHECKING)
+        return found
+
+    def _run(self, work: Sequence[Work], cache: KVCache, launched: Callable[[], None]) -> list[Outcome | Encoded]:
         work = sorted(work, key=lambda item: [len(text) for text in item.texts])  # fewer distinct shapes of passes
         requests = [running for item in work if (running := item.denoising) is not None]
         if self.captures:
@@ -204,8 +211,9 @@ class Runner:
     def _predicts_from_logits(self, running: Running) -> bool:
         """Return whether to predict from all logits at once.
 
-        If passes are captured, corrections by a constraint do not count. A captured pass never predicts from all
-        logits, whose last bits differ, so the text would depend on whether a pass of this shape was captured.
+        If passes are captured, corrections by a constraint and restricted draws do not count. A captured pass never
+        predicts from all logits, whose last bits differ, so the text would depend on whether a pass of this shape was
+        captured.
         """
         return running.needs_all_logits if self.captures else running.expects_logits
 
@@ -226,6 +234,14 @@ class Runner:
             return self._advance(running, prediction, hidden_CH)()
 
         return Outcome(running, advance, hidden_CH)
+
+    def _drawn_within(self, running: Running, prediction: Prediction, hidden_CH: Tensor) -> Prediction:
+        """Return the prediction with candidates that the request's settings allow."""
+        settings, process, canvas = running.request.diffusion, running.process, running.canvas
+        if not settings.restricts_draws or prediction.logits_CV is not None:  # with all logits, they have been
+            return prediction
+        found = process.temperature(canvas), process.draws(canvas)
+        return replace(prediction, candidate_C=self.backend.draw_within(settings, hidden_CH, *found))
 
     def _verify(self, running: Running, prediction: Prediction, hidden_CH: Tensor) -> Canvas:
         """Return the canvas with the tokens that the causal encoder decided."""
@@ -297,13 +313,15 @@ class Runner:
         `after` is the canvas after the step, if the pass has already taken it.
         """
         if running.request.diffusion.verified:
-            return partial(self._verify, running, prediction, hidden_CH)
+            return lambda: self._verify(running, self._drawn_within(running, prediction, hidden_CH), hidden_CH)
         advance = partial(running.process.advance, running.canvas)
 
+        @cache
         def conditioned() -> Prediction:
-            soft_CH, logits_CV = prediction.soft_CH, prediction.logits_CV
+            own = self._drawn_within(running, prediction, hidden_CH)
+            soft_CH, logits_CV = own.soft_CH, own.logits_CV
             return replace(
-                prediction,
+                own,
                 soft_CH=None if soft_CH is None else self.model.conditioning(running.canvas.pin_C, soft_CH),
                 logits_CV=logits_CV if running.needs_all_logits else None,
             )
@@ -332,7 +350,8 @@ class Runner:
 
         def constrained() -> Canvas | Search:
             try:
-                with pausing(deadline(CHECKING)):
+                least = deadline(LEAST_CHECKING)
+                with pausing(lambda: self.checked_enough() and least()):
                     found = checked()
             except Paused:
                 return search(None)

@@ -31,14 +31,15 @@ class Running:
 
     @property
     def needs_all_logits(self) -> bool:
-        """Whether the sampler, or a restriction of the draws, reads the logits of the whole vocabulary."""
-        return self.request.diffusion.restricts_draws or "logits" in self.process.needs
+        """Whether the sampler or the stopping rule reads the logits of the whole vocabulary."""
+        return "logits" in self.process.needs
 
     @property
     def expects_logits(self) -> bool:
         """Whether this step will likely need all logits: after a correction by a constraint, another is likely."""
         history = self.canvas.history
-        return self.needs_all_logits or (bool(history) and history[-1].corrected)
+        needed = self.needs_all_logits or self.request.diffusion.restricts_draws
+        return needed or (bool(history) and history[-1].corrected)
 
     @property
     def is_constrained(self) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gesso.engine.events import Likely, Usage
+from gesso.engine.events import Likely, Scored, Usage
 from gesso.engine.pieces import Cuts
 from gesso.engine.request import Score
 
@@ -90,6 +90,12 @@ class Scoring:
         self._unscored = [] if complete else [ready_SH[rows:].clone()]
         if complete:
             self.log_likelihoods.append(_total(torch.stack(self._sums).tolist()))
+
+    def event(self) -> Scored:
+        """Return the scores of the texts read so far."""
+        scores, wanted = tuple(self.log_likelihoods), self.request.top_logprobs is not None
+        likely = tuple(map(tuple, self.likely[: len(scores)])) if wanted else ()
+        return Scored(self.id, scores, self.usage, likely)
 
 
 def likely_tokens(log_probability_RV: Tensor, token_R: Tensor, count: int) -> list[Likely]:

@@ -25,7 +25,8 @@ from gesso.info.memory import (
     weight_bytes,
 )
 from gesso.info.workspace import SEEN_BYTES, workspace_bytes
-from gesso.model.config import MIXED, Config
+from gesso.model.config import Config
+from gesso.model.quantization_config import MIXED
 
 CONTEXT = 8192  # tokens; preferred to a larger batch and to a wider precision
 PREFILL_GPU, PREFILL_CPU = 2048, 256  # on a CPU, one prefill chunk takes as long as a denoising step

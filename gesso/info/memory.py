@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from gesso.checkpoint.source import Source
 from gesso.checkpoint.stored import FLOATS
-from gesso.model.config import LAYERS, Config
+from gesso.model.config import Config
+from gesso.model.quantization_config import LAYERS
 
 if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad path
     from torch import Tensor

@@ -7,8 +7,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gesso.chat.image_parts import REFUSED
 from gesso.images.budgets import BUDGETS
-from gesso.serve.fields import ChatFields, Common, Count, Fields, Ignored, LenientFields, Stop, example
+from gesso.serve.fields import Common, Count, Fields, Ignored, LenientFields, Stop, example
 from gesso.serve.image_parts import base64_part, content_of, image_part
+from gesso.serve.openai.chat_fields import ChatFields
 
 
 def _blocks(*kinds: str) -> BeforeValidator:

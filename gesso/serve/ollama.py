@@ -15,8 +15,6 @@ from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import (
     DRAWS,
-    ChatFields,
-    CompletionFields,
     DiffusionFields,
     DrawFields,
     Fields,
@@ -30,6 +28,8 @@ from gesso.serve.fields import (
 from gesso.serve.generation import Generation
 from gesso.serve.image_parts import base64_part, content_of
 from gesso.serve.models import ServedModel
+from gesso.serve.openai.chat_fields import ChatFields
+from gesso.serve.openai.text_fields import CompletionFields
 from gesso.serve.prepare.request import PreparedRequest
 
 VERSION = "0.12.0"  # of Ollama: clients check that a server is recent enough for the features they use

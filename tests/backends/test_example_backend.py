@@ -61,6 +61,9 @@ class LoggingBackend:
     def predict(self, hidden_TH, temperature_T, key_T2, lengths, soft=True, top=False, current_T=None, likely=False):
         return self.inner.predict(hidden_TH, temperature_T, key_T2, lengths, soft, top, current_T, likely)
 
+    def draw_within(self, settings, hidden_CH, temperature, draws):
+        return self.inner.draw_within(settings, hidden_CH, temperature, draws)
+
     def replay(self, work, cache):
         return None
 

@@ -7,18 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from gesso.chat.answer import ToolCall, format_call, parse
-from gesso.chat.messages import SCHEMA_INSTRUCTION, check_messages, with_schema
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import CheckpointError, InputError
+from tests.chat.conftest import SPECIALS
 
-SPECIALS = (
-    ["<pad>", "<eos>", "<bos>", "<unk>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>"]
-    + ["<tool_response|>", '<|"|>', "<|think|>", "<|channel>", "<channel|>", "<|turn>", "<turn|>"]
-)  # fmt: skip
 USER: dict[str, Any] = {"role": "user", "content": "Why?"}
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -36,32 +30,6 @@ WEATHER: dict[str, Any] = {
 
 def call(name: str = "weather", arguments: Any = None, id: str = "c1") -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments or {}}}
-
-
-def write_vocabulary(directory: Path) -> None:
-    """Write a small Gemma-like pipeline: spaces as ▁, BPE with byte fallback, a post-processor that adds bos."""
-    letters = ["▁", "\n", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,?!"]
-    pieces = [*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256)), *letters, "th", "the", "▁the"]
-    vocab = {piece: i for i, piece in enumerate(pieces)}
-    merges = [("t", "h"), ("th", "e"), ("▁", "the")]
-    core = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True))
-    core.normalizer = normalizers.Replace(" ", "▁")
-    core.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", vocab["<bos>"])])
-    core.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in SPECIALS])
-    core.save(str(directory / "tokenizer.json"))
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    write_vocabulary(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def tokenizer(directory: Path) -> Tokenizer:
-    return Tokenizer.from_directory(directory)
 
 
 # --- text and ids ---
@@ -345,91 +313,3 @@ def test_broken_template_is_named_and_encode_still_works(directory: Path) -> Non
     assert tokenizer.encode("the")
     with pytest.raises(CheckpointError, match=r"chat_template\.jinja, line 2"):
         tokenizer.render([USER])
-
-
-# --- invalid messages and tools ---
-
-
-@pytest.mark.parametrize(
-    ("message", "place"),
-    [
-        ("Why?", "messages[1]"),
-        ({"content": "Why?"}, "messages[1].role"),
-        ({"role": "human", "content": "Why?"}, "messages[1].role"),
-        ({"role": ["user"], "content": "Why?"}, "messages[1].role"),
-        ({"role": "user"}, "messages[1].content"),
-        ({"role": "user", "content": None}, "messages[1].content"),
-        ({"role": "user", "content": 3}, "messages[1].content"),
-        ({"role": "user", "content": ["Why?"]}, "messages[1].content[0]"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, "messages[1].content[0]"),
-        ({"role": "user", "content": "Why?", "extra": object()}, "messages[1]"),
-        ({"role": "user", "content": "Why?", "tool_calls": [call()]}, "messages[1].tool_calls"),
-        ({"role": "assistant", "content": None}, "messages[1].content"),
-        ({"role": "assistant", "tool_calls": call()}, "messages[1].tool_calls"),
-        ({"role": "assistant", "tool_calls": ["f"]}, "messages[1].tool_calls[0]"),
-        ({"role": "assistant", "tool_calls": [{"name": "f"}]}, "messages[1].tool_calls[0].function"),
-        ({"role": "assistant", "tool_calls": [call("")]}, "messages[1].tool_calls[0].function.name"),
-        ({"role": "assistant", "tool_calls": [call("f{")]}, "messages[1].tool_calls[0].function.name"),
-        ({"role": "assistant", "tool_calls": [call(arguments="{")]}, "messages[1].tool_calls[0].function.arguments"),
-        ({"role": "assistant", "tool_calls": [call(arguments="[1]")]}, "messages[1].tool_calls[0].function.arguments"),
-        ({"role": "assistant", "tool_calls": [call(arguments='{"a": NaN}')]}, "messages[1].tool_calls[0].function"),
-        ({"role": "tool", "content": "wet"}, "messages[1].tool_call_id"),
-        ({"role": "tool", "content": "wet", "tool_call_id": "c9"}, "messages[1].tool_call_id"),
-        ({"role": "tool", "content": "wet", "name": "no name"}, "messages[1].name"),
-    ],
-)
-def test_invalid_message_is_named_by_index_and_field(tokenizer: Tokenizer, message: Any, place: str) -> None:
-    with pytest.raises(InputError) as caught:
-        tokenizer.render([USER, message])
-    assert str(caught.value).startswith(place)
-
-
-@pytest.mark.parametrize("messages", [None, [], "Why?", USER, 3])
-def test_messages_must_be_nonempty_list(tokenizer: Tokenizer, messages: Any) -> None:
-    with pytest.raises(InputError, match="^messages: "):
-        tokenizer.render(messages)
-
-
-@pytest.mark.parametrize(
-    ("tools", "place"),
-    [
-        ("weather", "tools"),
-        ({"name": "f"}, "tools"),
-        ([print], "tools[0]"),
-        ([WEATHER, {"type": "function"}], "tools[1].name"),
-        ([{"type": "function", "function": "f"}], "tools[0].function"),
-        ([{"name": "no name"}], "tools[0].name"),
-        ([{"name": "f", "description": 3}], "tools[0].description"),
-        ([{"name": "f", "parameters": []}, {"name": "f"}], "tools[1].name"),
-        ([{"name": "f", "parameters": "none"}], "tools[0].parameters"),
-    ],
-)
-def test_invalid_tool_is_named_by_index_and_field(tokenizer: Tokenizer, tools: Any, place: str) -> None:
-    with pytest.raises(InputError) as caught:
-        tokenizer.render([USER], tools=tools)
-    assert str(caught.value).startswith(place)
-
-
-def test_messages_of_caller_are_not_changed(tokenizer: Tokenizer) -> None:
-    messages: list[dict[str, Any]] = [{"role": "model", "content": None, "tool_calls": [call(arguments='{"a": 1}')]}]
-    before = json.dumps(messages)
-    tokenizer.render(messages)
-    assert json.dumps(messages) == before
-
-
-def test_schema_is_added_to_the_last_message_that_is_not_by_the_model_or_a_tool() -> None:
-    schema = {"type": "object", "properties": {"größe": {"type": "integer"}}}
-    added = f"\n{SCHEMA_INSTRUCTION}" + '{"type":"object","properties":{"größe":{"type":"integer"}}}'
-    user, model = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}
-    assert with_schema([user, user, model], schema) == [user, {"role": "user", "content": "Hi" + added}, model]
-    assert user["content"] == "Hi", "the caller's messages are not changed"
-    parts = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
-    assert check_messages(with_schema([parts], schema))[0]["content"] == "Hi" + added
-    assert with_schema([user], None) == with_schema([user], True) == [user]
-    assert with_schema([model], schema) == [model]
-
-
-@pytest.mark.parametrize("messages", [None, [], ["x"], [{"role": "user"}], 3])
-def test_wrong_messages_are_left_to_their_check(messages: Any) -> None:
-    with pytest.raises(InputError, match="messages"):
-        check_messages(with_schema(messages, {"type": "object"}))

@@ -35,7 +35,7 @@ def rope(**given):
 
 
 def quantized(targets):
-    from gesso.model.config import quantization_config
+    from gesso.model.quantization_config import quantization_config
 
     quantization = quantization_config("fp8")
     quantization["config_groups"]["group_0"]["targets"] = targets

@@ -13,7 +13,7 @@ import sys
 import termios
 import time
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from fcntl import ioctl
 from pathlib import Path
@@ -23,16 +23,11 @@ from typing import Any
 import pytest
 
 import gesso
-from gesso.chat.answer import Answer, ToolCall
-from gesso.checkpoint.safetensors import INDEX
-from gesso.checkpoint.write import save
-from gesso.cli import chat, delivery, terminal
+from gesso.cli import terminal
 from gesso.cli.options import Denoising
-from tests.hub import Hub
 from tests.tiny import make
 from tests.waiting import PATIENCE
 
-ROOT = Path(__file__).parents[2]
 GESSO = [sys.executable, "-m", "gesso"]
 SHORT = ["--steps", "2", "--max-new-tokens", "8", "--seed", "3"]
 ENDLESS = ["--steps", "1000", "--stopping", "fixed", "--max-new-tokens", "4096"]
@@ -40,15 +35,7 @@ ROWS, COLUMNS = 12, 80
 SHOW, HIDE = "\x1b[?25h", "\x1b[?25l"
 
 Main = Callable[..., SimpleNamespace]
-
-
-@pytest.fixture(autouse=True)
-def environment(tiny_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GESSO_MODEL", str(tiny_directory))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for name in ("NO_COLOR", "PYTHONIOENCODING", "COLUMNS", "LINES"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("environment")
 
 
 def run_process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -369,170 +356,3 @@ def test_ctrl_c_is_exit_code_130_and_restores_the_cursor() -> None:
     assert terminal.end() == 130
     assert terminal.output.rindex(SHOW) > terminal.output.rindex(HIDE)
     assert "Traceback" not in terminal.output
-
-
-# --- chat -----------------------------------------------------------------------------------------------------------
-
-
-def answers(output: str) -> list[Any]:
-    return [json.loads(line) for line in output.splitlines()]
-
-
-def test_chat_over_a_pipe_answers_every_line_with_history(main: Main, tiny: gesso.Gesso) -> None:
-    done = main("chat", *SHORT, "--json", "--system", "Be brief.", stdin="one\n\ntwo\n")
-    first, second = answers(done.out)
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
-    expected = tiny.chat(messages, steps=2, max_new_tokens=8, seed=3)
-    assert done.code == 0
-    assert (first["text"], first["thinking"]) == (expected.text, expected.thinking)
-    assert first["malformed_calls"] == list(expected.malformed_calls)
-    messages += [{"role": "assistant", "content": expected.text}, {"role": "user", "content": "two"}]
-    assert second["tokens"] == list(tiny.chat(messages, steps=2, max_new_tokens=8, seed=3).tokens)
-
-
-def test_chat_without_json_prints_only_the_answers(main: Main) -> None:
-    expected = answers(main("chat", *SHORT, "--json", stdin="one\ntwo\n").out)
-    done = main("chat", *SHORT, "--no-thinking", stdin="one\ntwo\n")
-    assert done.code == 0
-    assert done.out == "".join(answer["text"] + "\n" for answer in expected)
-
-
-def test_chat_prints_the_calls_of_its_tools_as_json(
-    main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    (tmp_path / "tools.json").write_text(json.dumps(tools), encoding="utf-8")
-    seen: list[Any] = []
-
-    def called(self: gesso.Gesso, result: Any, tools: Any = None) -> Answer:
-        seen.append(tools)
-        return Answer("Sure.", "", (ToolCall("add", {"a": 1}),), complete=True)
-
-    monkeypatch.setattr(gesso.Gesso, "read_answer", called)
-    done = main("chat", *SHORT, "--tools", str(tmp_path / "tools.json"), stdin="one\ntwo\n")
-    assert done.code == 0, done.err
-    assert done.out == 2 * 'Sure.\n{"name": "add", "arguments": {"a": 1}}\n'
-    assert seen == [tools, tools]
-
-
-def test_chat_reset_clears_the_conversation(main: Main) -> None:
-    first, second, third = answers(main("chat", *SHORT, "--json", stdin="one\none\n/reset\none\n").out)
-    assert first["tokens"] == third["tokens"]
-    assert second["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"] == third["usage"]["prompt_tokens"]
-
-
-def test_chat_retry_uses_the_next_seed(main: Main) -> None:
-    found = answers(main("chat", *SHORT, "--json", stdin="one\n/retry\n/seed 3\n/retry\n/seed 7\n/retry\n").out)
-    assert [answer["seed"] for answer in found] == [3, 4, 3, 7]
-    assert found[0]["tokens"] == found[2]["tokens"] != found[1]["tokens"]
-    assert len({answer["usage"]["prompt_tokens"] for answer in found}) == 1
-
-
-def test_chat_commands_answer_on_stderr(main: Main) -> None:
-    done = main("chat", *SHORT, "--json", stdin="/paint\n/seed x\n/retry\n/help\n/exit\none\n")
-    assert (done.code, done.out) == (0, "")
-    for said in ("gesso: no such command: /paint", "/seed x", "nothing to retry", "/reset "):
-        assert said in done.err
-
-
-def test_thoughts_go_to_stderr(tiny: gesso.Gesso, capsys: pytest.CaptureFixture[str]) -> None:
-    result = tiny.generate("hi", steps=1, max_new_tokens=1)
-    delivery.deliver(
-        result, as_json=False, decoding=tiny.decoding, answer=Answer("", "let me\x07 see", (), complete=True)
-    )
-    output = capsys.readouterr()
-    assert output.out == result.text + "\n"
-    assert output.err.startswith("let me␇ see\n")
-
-
-def test_interrupted_answer_leaves_the_conversation_unchanged(
-    main: Main, tiny: gesso.Gesso, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def talk(*lines: str) -> chat.Conversation:
-        conversation = chat.Conversation(tiny, {"steps": 2, "max_new_tokens": 8, "seed": 3}, system=None)
-        for line in lines:
-            conversation.handle(line)
-        return conversation
-
-    def interrupted(_: Any, events: Iterator[Any], __: Any) -> None:
-        next(events)
-        raise KeyboardInterrupt
-
-    conversation = talk("one")
-    for line in ("two", "/retry"):
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(chat, "follow", interrupted)
-            conversation.handle(line)
-        assert conversation.messages == talk("one").messages
-    conversation.handle("three")
-    assert conversation.messages == talk("one", "three").messages
-
-
-def test_ctrl_c_stops_an_answer_then_the_chat() -> None:
-    terminal = Terminal("chat", *ENDLESS)
-    terminal.read(until="> ")
-    terminal.type("hello\n")
-    terminal.read(until="step 2/")
-    terminal.interrupt()
-    terminal.read(until="stopped")
-    terminal.read(until="> ")
-    terminal.type("/paint\n")
-    terminal.read(until="no such command")
-    terminal.read(until="> ")
-    time.sleep(0.3)  # readline prints its prompt shortly before it handles signals
-    terminal.interrupt()
-    assert terminal.end() == 130
-    assert terminal.output.rindex(SHOW) > terminal.output.rindex(HIDE)
-    assert "Traceback" not in terminal.output
-
-
-def test_ctrl_d_ends_the_chat(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ended(prompt: str) -> str:
-        raise EOFError
-
-    class Keyboard(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr("builtins.input", ended)
-    done = main("chat", *SHORT, stdin=Keyboard())
-    assert (done.code, done.out) == (0, "")
-    assert done.err.endswith("> \n"), "the prompt is on stderr when stdout is not a terminal"
-
-
-# --- info -----------------------------------------------------------------------------------------------------------
-
-
-def test_info_describes_the_bundled_model(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GESSO_MODEL")
-    done = main("info")
-    assert done.code == 0 and "experts" in done.out and "\x1b" not in done.out
-    assert done.out.startswith("the bundled model (gesso-mini)\n")
-    found = json.loads(main("info", "--json").out)
-    assert found["problems"] == []
-    named = json.loads(main("info", "gesso-mini", "--json").out)
-    assert (named.pop("name"), found.pop("name")) == ("gesso-mini", "the bundled model (gesso-mini)")
-    assert named == found
-
-
-def test_info_with_problems_is_exit_code_0(main: Main, tiny_directory: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text((tiny_directory / "config.json").read_text())
-    done = main("info", str(tmp_path), "--json")
-    assert done.code == 0
-    assert any("tokenizer.json" in problem for problem in json.loads(done.out)["problems"])
-
-
-def test_info_of_a_hub_name_downloads_no_weights(main: Main, tiny: gesso.Gesso, tmp_path: Path, hub: Hub) -> None:
-    source = tmp_path / "source"
-    save(tiny.model, source, source=tiny.directory, shard_bytes=100_000)
-    assert (source / INDEX).exists()
-    hub.add("owner/model", source)
-    found = json.loads(main("info", "owner/model", "--gpu", "rtx-4090", "--json").out)
-    assert not any(file.endswith(".safetensors") for file in hub.downloads())
-    local = json.loads(main("info", str(source), "--gpu", "rtx-4090", "--json").out)
-    assert found["problems"] == [] and found["weights"]["files"] == 0 < local["weights"]["files"]
-    for part in ("parameters", "architecture", "memory", "gpu"):
-        assert found[part] == local[part]
-    assert "No weights here." in main("info", "owner/model").out
-    main("generate", "hi", "-m", "owner/model", "--max-new-tokens", "4")
-    assert any(file.endswith(".safetensors") for file in hub.downloads())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gesso import api
+from gesso import requests
 
 SMALL = ("--max-new-tokens", "24", "--canvas-length", "24", "--steps", "3", "--seed", "1")
 SCHEMA = {"type": "boolean", "x-mine": 1}
@@ -32,7 +32,7 @@ def test_an_answer_that_stays_invalid_is_exit_code_1_without_text(main, schema, 
         found.append(text)
         return "$: odd"
 
-    monkeypatch.setattr(api, "schema_problem", problem)
+    monkeypatch.setattr(requests, "schema_problem", problem)
     for command in (["generate", "a"], ["chat"]):
         done = main(*command, "--json-schema", schema, *SMALL, stdin="Hello\n")
         assert (done.code, done.out) == (1, "")

@@ -3,65 +3,26 @@
 import itertools
 import json
 import re
-from collections.abc import Generator
 
 import hypothesis
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gesso
 from gesso.constraints.automaton import DEAD, START, Automaton
-from gesso.constraints.budget import complete, pausing
 from gesso.constraints.constraint import Guides
 from gesso.constraints.guide import Guide
 from gesso.constraints.limits import Limits
 from gesso.constraints.reach import Reach
 from gesso.constraints.regex import regex_term
-from gesso.constraints.search import BEAM, Scores, likeliest, search
 from gesso.constraints.words import Words
-from gesso.diffusion.prediction import LIKELY
 from gesso.engine import guided
 from tests.constraints.test_schema import valid
 from tests.schemas import schemas
 
 SMALL = {"canvas_length": 24, "steps": 3}
-
-
-@pytest.fixture(scope="module")
-def words(tiny):
-    return Words.of(tiny.tokenizer, tiny.config.vocab_size)
-
-
-@pytest.fixture(scope="module")
-def guide_of(words, tiny):
-    return lambda regex: Guide(
-        Automaton(regex_term(regex)), words, frozenset(tiny.defaults.eos_token_ids), frozenset([0])
-    )
-
-
-def best_of(*arguments, **options) -> list:
-    """Return the tokens that the search of `search_of` finds."""
-    return complete(search_of(*arguments, **options))[0].tolist()
-
-
-def search_of(
-    guide: Guide, logits_CV: np.ndarray, top: int, after: int = 0, pins: dict[int, int] | None = None
-) -> Generator:
-    """Return the search for the tokens of a canvas, if `after` more tokens may follow it."""
-    order_CK = np.argsort(-logits_CV, axis=1)[:, :top]
-    top_CK = np.take_along_axis(logits_CV, order_CK, axis=1)
-    fill = np.array(sorted(guide.eos | guide.padding))
-    fill_C = fill[logits_CV[:, fill].argmax(axis=1)]
-    reach = Reach(guide, pins or {}, len(logits_CV) + after)
-    scores = Scores(order_CK, top_CK, fill_C, logits_CV[:, fill].max(axis=1), lambda tokens: logits_CV[:, tokens])
-    return search(reach, START, 0, scores)
-
-
-def random_logits(vocab_size: int, length: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=(length, vocab_size)).astype(np.float32)
 
 
 # --- the automaton and the words ---
@@ -125,103 +86,6 @@ def test_shortest_path_has_tokens_left_tokens(guide_of, regex):
         state = guide.walk(state, tokens[-1:])
     assert left == list(range(len(left), 0, -1)) and guide.shortest == len(tokens)
     assert guide.automaton.matches(b"".join(guide.words.bytes_of[token] for token in tokens))
-
-
-# --- the search ---
-
-
-@pytest.mark.parametrize("regex", ["ab?c?|de", "(ab|c){1,3}", "[ab]*", "x(y|z)?|yx"])
-def test_search_finds_most_likely_matching_text(guide_of, tiny, regex):
-    """Compare with all sequences of the tokens that can occur. The automaton has few states, so the beam is exact."""
-    guide = guide_of(regex)
-    assert guide.automaton.fill_all(BEAM)
-    usable = sorted(
-        {t for s in range(START, len(guide.automaton)) for t, _ in guide.words.after(guide.automaton, s, 999)}
-    )
-    ends = sorted(guide.eos)
-    for seed in range(5):
-        logits_CV = random_logits(tiny.config.vocab_size, 3, seed)
-        best = best_of(guide, logits_CV, tiny.config.vocab_size)
-        fill_C = logits_CV[:, sorted(guide.eos | guide.padding)].max(axis=1)
-        highest = -np.inf
-        for length in range(4):
-            for tokens in itertools.product(usable, repeat=length):
-                if guide.may_end(guide.walk(START, tokens)):
-                    score = sum(logits_CV[i, t] for i, t in enumerate(tokens))
-                    if length < 3:
-                        score += max(logits_CV[length, e] for e in ends) + fill_C[length + 1 :].sum()
-                    highest = max(highest, float(score))
-        assert guide.may_end(guide.walk(START, best))
-        assert sum(float(logits_CV[i, t]) for i, t in enumerate(best)) == pytest.approx(highest, abs=1e-4)
-
-
-@pytest.mark.parametrize("regex", [r'\{"a":"[^"\\]*","b":[0-9]+\}', r"(é|日|a){9}", r"[^\n]{9,30}\n", "(?s).{3,}"])
-def test_search_result_matches_at_any_length(guide_of, tiny, regex):
-    guide = guide_of(regex)
-    for length, seed in itertools.product((guide.shortest, guide.shortest + 1, 40), range(3)):
-        logits_CV = random_logits(tiny.config.vocab_size, length, seed)
-        for after in (0, 5):
-            best = best_of(guide, logits_CV, LIKELY, after)
-            assert Reach(guide, {}, length + after).fits(0, START, best)
-
-
-def test_search_that_pauses_after_every_state_finds_the_same_text(guide_of, tiny):
-    regex, logits_CV = "[a-z]{2,9}(, [a-z]+|; [0-9]{1,3})*", random_logits(tiny.config.vocab_size, 12, seed=1)
-    guide = guide_of(regex)
-    expected, parts = best_of(guide_of(regex), logits_CV, LIKELY), []
-    for _ in range(2):
-        pausable, count = search_of(guide, logits_CV, LIKELY), 0
-        with pausing(lambda: True), pytest.raises(StopIteration) as end:
-            while True:
-                next(pausable)
-                count += 1
-        assert end.value.value[0].tolist() == expected
-        parts.append(count)
-    assert parts[0] > parts[1]  # the second search makes no states
-
-
-def test_confident_position_outweighs_uncertain_positions(guide_of, tiny):
-    """The first position predicts "y". All others are noise, under which the shorter text is more likely."""
-    guide = guide_of("n|y" + "o" * 12)
-    logits_CV = torch.from_numpy(random_logits(tiny.config.vocab_size, 16, seed=0)) * 2
-    logits_CV[:, guide.words.token_of[b"o"]] -= 2
-    logits_CV[0] = -20
-    logits_CV[0, guide.words.token_of[b"y"]] = 0
-    logits_CV[0, guide.words.token_of[b"n"]] = -6
-    entropy_C = torch.distributions.Categorical(logits=logits_CV).entropy()
-    for weighed, first in ((entropy_C, b"y"), (torch.zeros(16), b"n")):
-        scores = guided.scores_of(guided.Candidates.of(logits_CV), weighed.numpy(), guide)
-        best, _ = likeliest(Reach(guide, {}, 16), START, 0, scores)
-        assert guide.words.bytes_of[int(best[0])] == first
-
-
-def test_longer_text_wins_if_end_of_text_is_unlikely(guide_of, tiny):
-    """The text may end after one token. The long text is unlikely, but an early end is even less likely."""
-    guide = guide_of("n|yoooooooo")
-    logits_CV = np.zeros((12, tiny.config.vocab_size), np.float32)
-    logits_CV[:, guide.words.token_of[b"o"]] = -1
-    logits_CV[2:9, [0, *guide.eos]] = -5
-    best = best_of(guide, logits_CV + random_logits(tiny.config.vocab_size, 12, seed=1) / 100, LIKELY)
-    assert guide.words.bytes_of[best[0]] == b"y"
-
-
-def test_long_tokens_are_valid_but_no_candidates():
-    words = Words({2: b" " * 24, **{3 + byte: bytes([byte]) for byte in range(128)}}, 140)
-    guide = Guide(Automaton(regex_term("(?s).*")), words, frozenset([1]))
-    assert guide.may_end(guide.walk(START, [2, 2, 40]))
-    assert 2 not in {token for token, _ in words.after(guide.automaton, START, 999)}
-
-
-@pytest.mark.parametrize("regex", [r"[a-z]{3,40}", r"[a-z0-9 ]*"])
-def test_search_with_most_likely_tokens_without_text(guide_of, tiny, regex):
-    """If a vocabulary is larger than the tokenizer, most of the additional ids have no text."""
-    guide = guide_of(regex)
-    silent = [token for token in range(tiny.config.vocab_size) if guide.words.length_V[token] == 0][:LIKELY]
-    assert len(silent) == LIKELY
-    logits_CV = random_logits(tiny.config.vocab_size, 6, seed=0)
-    logits_CV[:, silent] += 100
-    best = best_of(guide, logits_CV, LIKELY)
-    assert Reach(guide, {}, 6).fits(0, START, best)
 
 
 # --- in the engine, with random weights ---
@@ -429,75 +293,6 @@ def test_random_weights_are_valid_under_any_schema(tiny, part):
 
 
 # --- tool calls ---
-
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "book_table",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "day": {"type": "string", "format": "date"},
-                    "guests": {"type": "integer", "minimum": 1, "maximum": 20},
-                    "name": {"type": "string"},
-                    "tags": {"type": "array", "items": {"enum": ["a<|b", "quiet", "grün"]}, "maxItems": 2},
-                    "note": {"type": "string", "pattern": "^[a-z<|>]{1,6}$"},
-                },
-                "required": ["day", "guests", "name"],
-            },
-        },
-    },
-    {"type": "function", "function": {"name": "ping", "description": "Say hello."}},
-]
-ASK = [{"role": "user", "content": "A table for four."}]
-
-
-@pytest.mark.parametrize("choice", ["required", "book_table", {"type": "function", "function": {"name": "ping"}}])
-def test_required_tool_call_has_valid_arguments(tiny, choice):
-    for seed in range(6):
-        result = tiny.chat(
-            ASK, tools=TOOLS, tool_choice=choice, seed=seed, max_new_tokens=120, canvas_length=60, steps=2
-        )
-        assert not result.malformed_calls and not result.text and result.finish_reason == "stop"
-        (call,) = result.tool_calls
-        if choice != "required":
-            assert call.name == (choice if isinstance(choice, str) else "ping")
-        if call.name == "book_table":
-            assert valid(call.arguments, TOOLS[0]["function"]["parameters"])
-        else:
-            assert call.arguments == {}
-
-
-def test_parallel_tool_calls_are_bounded(tiny):
-    counts = set()
-    for seed in range(8):
-        options = {"seed": seed, "max_new_tokens": 120, "canvas_length": 60, "steps": 2, "parallel_tool_calls": True}
-        result = tiny.chat(ASK, tools=TOOLS, tool_choice="ping", **options)
-        assert all(call.name == "ping" for call in result.tool_calls) and not result.malformed_calls
-        counts.add(len(result.tool_calls))
-    assert min(counts) >= 1 and max(counts) <= 8
-
-
-def test_answer_is_unconstrained_without_calls(tiny):
-    options = {"seed": 1, "max_new_tokens": 24, **SMALL}
-    assert tiny.chat_request(ASK, tools=TOOLS, tool_choice="none", **options).guide is None
-    assert tiny.chat(ASK, tools=TOOLS, tool_choice="none", **options).tokens == tiny.chat(ASK, **options).tokens
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tool_choice": "fly"}, "the tools are: 'book_table', 'ping'"),
-        ({"tool_choice": {"name": "ping"}}, "tool_choice must be one of"),
-        ({"tool_choice": "required", "regex": "a"}, "one constraint"),
-    ],
-)
-def test_invalid_tool_choice_is_rejected(tiny, options, message):
-    with pytest.raises(gesso.InputError, match=message):
-        tiny.chat(ASK, tools=TOOLS, **options)
-    with pytest.raises(gesso.InputError, match="there are no tools"):
-        tiny.chat(ASK, tool_choice="required")
 
 
 def test_command_line_constraints(main, tmp_path):

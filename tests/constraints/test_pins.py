@@ -16,7 +16,7 @@ from gesso.constraints.regex import regex_term
 from gesso.constraints.search import BEAM
 from gesso.constraints.words import Words
 from gesso.diffusion.prediction import LIKELY
-from tests.constraints.test_guide import best_of, random_logits
+from tests.constraints.test_search import best_of, random_logits
 
 SMALL = {"canvas_length": 12, "steps": 3}
 REGEXES = [

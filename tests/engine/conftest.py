@@ -10,6 +10,11 @@ from tests.backends.passes import CapturesPlainly
 
 
 @pytest.fixture
+def engine(tiny):
+    return Engine(tiny.model, tiny.decode)
+
+
+@pytest.fixture
 def passes(tiny, monkeypatch):
     """Record the pieces of every pass through the model."""
     seen, run = [], TorchBackend.run

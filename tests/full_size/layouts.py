@@ -27,7 +27,8 @@ from gesso.checkpoint.parameters import parameters
 from gesso.checkpoint.random_weights import SHAPES
 from gesso.checkpoint.write import write_shards
 from gesso.files import read_json
-from gesso.model.config import Config, quantization_config
+from gesso.model.config import Config
+from gesso.model.quantization_config import quantization_config
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 STD = 0.02

@@ -8,7 +8,7 @@ Compare runs in turns on one machine: clocks and temperatures drift.
 import sys
 from collections.abc import Callable
 
-from gesso.backends.cuda.kernels import attention, experts_four_bit, feed_forward
+from gesso.backends.cuda.kernels import attention_tiles, experts_four_bit, feed_forward
 from gesso.cli.main import main
 
 
@@ -17,7 +17,7 @@ def without_feed_forward() -> None:
 
 
 def without_attention() -> None:
-    attention._has_roles = lambda: False
+    attention_tiles._has_roles = lambda: False
 
 
 def without_int4() -> None:

@@ -104,12 +104,12 @@ def test_float32_stores_no_logits_of_all_canvases(real):
 def test_workspace_constants_equal_those_of_the_kernels():
     pytest.importorskip("triton")
     from gesso.backends import torch as plain
-    from gesso.backends.cuda.kernels import attention, rows, soft, vocab
+    from gesso.backends.cuda.kernels import attention_tiles, rows, soft, vocab
 
     assert workspace.SOFT_SPLITS == soft.SPLITS and workspace.ROUTER_SPLITS == rows.SPLIT
     assert min(vocab.LOGITS.columns, vocab.LOGITS_LOW.columns) == workspace.TILE_COLUMNS
     assert max(vocab.LOGITS.columns, vocab.LOGITS_LOW.columns) == workspace.PADDED_COLUMNS
     assert plain.CHUNK_BYTES == workspace.CHUNK_BYTES
     for dim in (64, 128, 256, 512):
-        for tile in (attention.tiles(dim, torch.bfloat16, count) for count in (1, 16, 256)):
+        for tile in (attention_tiles.tiles(dim, torch.bfloat16, count) for count in (1, 16, 256)):
             assert tile.splits <= workspace.KEY_SPLITS[dim > 256]

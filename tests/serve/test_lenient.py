@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from gesso.serve.errors import ApiError
-from gesso.serve.fields import ChatFields, CompletionFields
 from gesso.serve.leniency import HARMLESS, REJECTED, warning_headers, warnings_of, without_unsupported
+from gesso.serve.openai.chat_fields import ChatFields
+from gesso.serve.openai.text_fields import CompletionFields
 from gesso.serve.prepare.endpoints import run
 from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.prepare.request import PreparedRequest

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from gesso.chat.tokenizer import Tokenizer
 from tests.tiny import make
+from tests.train.datasets import make_tokenizer
 
 
 @pytest.fixture
@@ -24,3 +26,17 @@ def small(tmp_path):
     raw["canvas_length"] = 16
     (directory / "config.json").write_text(json.dumps(raw))
     return directory
+
+
+@pytest.fixture(scope="session")
+def seeing_model(tmp_path_factory):
+    """The tiny checkpoint with a vision tower and canvases of 16, shared by tests: do not change it."""
+    target = make(tmp_path_factory.mktemp("seeing") / "model", sees=True)
+    raw = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(raw | {"canvas_length": 16}))
+    return target
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))

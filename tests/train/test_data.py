@@ -1,39 +1,22 @@
 """Training data: only responses are targets, every bad row is named, the order is fixed."""
 
 import gzip
-import io
 import itertools
-import json
 import lzma
 import random
 import sys
-from collections import Counter
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from rich.console import Console
 
-from gesso.chat.tokenizer import FILL, Tokenizer
+from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
-from gesso.train.data import Dataset, Example, Rejected
-from gesso.train.data_report import inspect, render
-from gesso.train.order import WINDOW, order
+from gesso.train.data import Example, Rejected
 from gesso.train.recipe import DataSettings
-from tests.tiny import tokenizer_json
+from tests.train.datasets import CALL, EOS, REPLY, RESULT, TOOLS, USER, dataset, make_tokenizer, thought, write
 
-EOS = 1
-USER = {"role": "user", "content": "Why?"}
-REPLY = {"role": "assistant", "content": "So."}
-CALL = {
-    "role": "assistant",
-    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}],
-}
-RESULT = {"role": "tool", "tool_call_id": "c1", "content": "blue"}
-TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks", "parameters": {}}}]
 # As in some checkpoints: with thinking off, generation starts after an empty thought that the history does not have.
 EMPTY_THOUGHT_TEMPLATE = """{{ bos_token }}
 {%- for m in messages %}{{ '<|turn>' + m.role + '\n' + m.content + '<turn|>\n' }}{% endfor %}
@@ -44,37 +27,6 @@ EMPTY_THOUGHT_TEMPLATE = """{{ bos_token }}
 DENSE_TEMPLATE = """{{ bos_token }}
 {%- for m in messages %}{{ '<|turn>' + m.role + '\n' + m.content + '<turn|>' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|turn>assistant\n' }}{% endif %}"""
-
-
-def make_tokenizer(directory: Path, template: str | None = None) -> Tokenizer:
-    """Return the tiny tokenizer with one merge, so that the tokens depend on where a text is cut."""
-    directory.mkdir(exist_ok=True)
-    raw = json.loads(tokenizer_json())
-    vocabulary = raw["model"]["vocab"]
-    raw["model"]["vocab"] = {piece: i for piece, i in vocabulary.items() if i not in (110, 111)} | {
-        "\n": 110,
-        "\n\n": 111,
-    }
-    raw["model"]["merges"] = [["\n", "\n"]]
-    (directory / "tokenizer.json").write_text(json.dumps(raw))
-    if template is not None:
-        (directory / "chat_template.jinja").write_text(template)
-    return Tokenizer.from_directory(directory)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-def write(path: Path, *rows: Any) -> str:
-    lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
-    path.write_bytes(b"".join(line + b"\n" for line in lines))
-    return str(path)
-
-
-def dataset(tokenizer: Tokenizer, *files: str, **settings: Any) -> Dataset:
-    return Dataset(DataSettings(files=files, **{"max_length": 4096, "on_bad_row": "skip", **settings}), tokenizer, EOS)
 
 
 def one(tmp_path: Path, tokenizer: Tokenizer, row: Any) -> Example:
@@ -91,10 +43,6 @@ def reason(tmp_path: Path, tokenizer: Tokenizer, row: Any, **settings: Any) -> s
 
 def targets(example: Example, tokenizer: Tokenizer) -> list[str]:
     return [tokenizer.decode(example.tokens[start:end], special=True) for start, end in example.spans]
-
-
-def thought(text: str, answer: str) -> dict[str, str]:
-    return {"role": "assistant", "content": f"<|channel>thought\n{text}<channel|>{answer}"}
 
 
 # --- targets --------------------------------------------------------------------------------------------------------
@@ -381,237 +329,7 @@ def test_missing_data_file_is_named(tmp_path, tokenizer):
         dataset(tokenizer, str(tmp_path / "gone.jsonl"))
 
 
-# --- order ----------------------------------------------------------------------------------------------------------
-
-
-def first_batches(lengths: np.ndarray, batch_size: int, count: int, seed: int = 0, start: int = 0) -> list[list[int]]:
-    return [batch.tolist() for batch in islice(order(lengths, batch_size, seed, start), count)]
-
-
-@pytest.mark.parametrize(("rows", "batch_size"), [(1, 1), (1, 4), (3, 8), (8, 4), (103, 10), (1000, 3), (700, 4)])
-def test_order_from_any_start_equals_uninterrupted_order(rows, batch_size):
-    lengths = np.random.default_rng(1).integers(2, 500, rows)
-    batches = first_batches(lengths, batch_size, 800)
-    for start in (*range(0, 120, 7), 255, 256, 257, 332, 333, 334, 700):
-        assert first_batches(lengths, batch_size, 5, start=start) == batches[start : start + 5]
-
-
-@pytest.mark.parametrize(("rows", "batch_size"), [(1, 4), (3, 8), (103, 10), (1000, 3)])
-def test_every_row_comes_once_per_epoch(rows, batch_size):
-    lengths = np.random.default_rng(1).integers(2, 500, rows)
-    epochs = 3 * batch_size
-    seen = Counter(row for batch in first_batches(lengths, batch_size, epochs * rows // batch_size) for row in batch)
-    assert seen == dict.fromkeys(range(rows), epochs)
-    whole = first_batches(lengths, batch_size, rows // batch_size)  # of the first epoch
-    assert max(Counter(row for batch in whole for row in batch).values(), default=1) == 1
-
-
-def test_rows_of_similar_length_share_a_batch_in_random_order():
-    lengths = np.random.default_rng(1).integers(2, 10_000, 8 * WINDOW * 4)
-    batches = first_batches(lengths, 8, WINDOW * 4)
-    spread = np.mean([np.ptp(lengths[batch]) for batch in batches])
-    assert spread < 10_000 / WINDOW  # a plain shuffle has about 7,800
-    means = [lengths[batch].mean() for batch in batches[:WINDOW]]
-    assert abs(np.corrcoef(means, range(WINDOW))[0, 1]) < 0.5
-
-
-def test_small_dataset_gets_new_batches_in_every_epoch():
-    met = {frozenset(batch) for batch in first_batches(np.arange(8), 4, 200)}
-    assert len(met) > 60  # of 70 possible batches; if all rows were sorted, there would be two
-
-
-def test_epochs_and_seeds_differ_in_order():
-    lengths = np.full(64, 9)
-    first, second = (first_batches(lengths, 64, 1, start=start)[0] for start in (0, 1))
-    other = first_batches(lengths, 64, 1, seed=1)[0]
-    assert len({tuple(first), tuple(second), tuple(other), tuple(range(64))}) == 4
-
-
-def test_order_is_stable_across_versions():
-    """Later versions of gesso and numpy must resume a run in its original order."""
-    assert first_batches(np.arange(34) % 9, 4, 5, seed=7, start=6) == [
-        [27, 28, 1, 2],
-        [5, 7, 17, 8],
-        [19, 16, 25, 11],
-        [3, 22, 32, 24],
-        [27, 1, 29, 2],
-    ]
-
-
-def test_batches_of_all_ranks_equal_those_of_one_process(tmp_path, tokenizer):
-    rows = dataset(tokenizer, write(tmp_path / "a.jsonl", *({"text": "x" * n} for n in range(1, 24))))
-    ranks = [list(islice(rows.batches(6, start=2, rank=rank, world=3), 9)) for rank in range(3)]
-    together = [sum(shares, ()) for shares in zip(*ranks, strict=True)]
-    assert together == list(islice(rows.batches(6), 2, 11))
-    assert {len(share) for shares in ranks for share in shares} == {2}
-
-
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"world": 3}, {"rank": 1}, {"rank": -1}, {"start": -1}])
-def test_invalid_batch_arguments_are_rejected_at_once(tmp_path, tokenizer, wrong):
-    rows = dataset(tokenizer, write(tmp_path / "a.jsonl", {"text": "a"}))
-    with pytest.raises(InputError, match="cannot cut batches"):
-        rows.batches(**({"batch_size": 4} | wrong))
-
-
-def test_batches_contain_the_rows_of_the_files(tmp_path, tokenizer):
-    name = write(tmp_path / "a.jsonl", {"text": "ä"}, b"{", {"messages": [USER, REPLY]}, {"text": "ß" * 9})
-    other = write(tmp_path / "b.jsonl", {"prompt": "p", "completion": "c"})
-    rows = dataset(tokenizer, name, other)
-    (batch,) = islice(rows.batches(4), 1)
-    assert sorted(batch, key=lambda example: (example.source, example.line)) == [
-        row for row in rows.read() if isinstance(row, Example)
-    ]
-
-
-def test_files_may_change_after_they_are_read(tmp_path, tokenizer):
-    name = write(tmp_path / "a.jsonl", {"text": "a"})
-    rows = dataset(tokenizer, name)
-    before = list(rows.read())
-    Path(name).unlink()
-    assert list(rows.read()) == before == [*next(rows.batches(1))]
-
-
-# --- data report ----------------------------------------------------------------------------------------------------
-
-
-def shown(report: Any, styled: bool = False) -> str:
-    stream = io.StringIO()
-    colours = {"force_terminal": True, "color_system": "standard"} if styled else {"color_system": None}
-    render(report, Console(file=stream, width=80, highlight=False, markup=False, **colours))
-    return stream.getvalue()
-
-
-def test_data_report_marks_targets_and_names_every_rejected_row(tmp_path, tokenizer):
-    two = {"messages": [USER, thought("Hm.", "No."), USER, REPLY]}
-    name = write(tmp_path / "a.jsonl", two, *[b"{"] * 50, {"prompt": "[b]p", "completion": "c\x1b[2J"}, {"text": "a"})
-    report = inspect(dataset(tokenizer, name), tokenizer, examples=2)
-    assert (report.rows, report.good, len(report.rejected)) == (53, 3, 50)
-    assert (report.responses, report.context_only, report.response_tokens) == (3, 1, 4 + 6 + 2)
-    assert sum(bin.examples for bin in report.histogram) == 3
-    assert [sample.line for sample in report.samples] == [1, 52]
-    text = shown(report)
-    assert "«So.<turn|>»" in text and "[b]p«c␛[2J<eos>»" in text and "\x1b" not in text
-    assert all(f"{name}:{line}: not JSON" in text for line in range(2, 52))
-    assert "53 rows: 3 good, 50 rejected" in text and "1 responses of earlier turns are context only" in text
-    assert "«" not in shown(report, styled=True) and "\x1b[1;4mSo.<turn|>" in shown(report, styled=True)
-
-
-def test_data_report_as_json(tmp_path, tokenizer):
-    report = inspect(dataset(tokenizer, write(tmp_path / "a.jsonl", {"text": "a"}, b"{")), tokenizer)
-    data = json.loads(json.dumps(asdict(report)))
-    assert data["samples"][0]["parts"] == [{"text": "<bos>", "learnt": False}, {"text": "a<eos>", "learnt": True}]
-    assert data["rejected"][0]["line"] == 2
-
-
-def test_data_report_without_good_rows(tmp_path, tokenizer):
-    report = inspect(dataset(tokenizer, write(tmp_path / "a.jsonl", b"{")), tokenizer)
-    assert report.histogram == () and "0 good, 1 rejected" in shown(report)
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 40])
-def test_histogram_has_at_most_12_bins_of_one_width_and_counts_all(tmp_path, tokenizer, count):
-    texts = [{"text": "x" * (1 + 73 * n)} for n in range(count)]
-    bins = inspect(dataset(tokenizer, write(tmp_path / "a.jsonl", *texts)), tokenizer).histogram
-    assert 1 <= len(bins) <= 12 and sum(bin.examples for bin in bins) == count
-    assert len({bin.high - bin.low for bin in bins}) == 1
-    assert all(left.high + 1 == right.low for left, right in zip(bins, bins[1:], strict=False))
-
-
-def test_long_example_is_shown_without_its_middle(tmp_path, tokenizer):
-    name = write(tmp_path / "a.jsonl", {"prompt": "p" * 3900, "completion": "c"})
-    text = shown(inspect(dataset(tokenizer, name), tokenizer))
-    assert "«c<eos>»" in text and "characters …]" in text and "p" * 1001 not in text
-
-
 # --- views ----------------------------------------------------------------------------------------------------------
-
-CODE = "".join(f"def f{i}(x):\n    return x + {i}\n\n\n" for i in range(200))
-
-
-@pytest.fixture(scope="module")
-def filler(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """Return a tokenizer with the markers of fill-in-the-middle."""
-    directory = tmp_path_factory.mktemp("filler")
-    raw = json.loads(tokenizer_json())
-    for i, mark in zip((107, 108, 109), FILL, strict=True):
-        raw["model"]["vocab"] = {(mark if n == i else piece): n for piece, n in raw["model"]["vocab"].items()}
-        for token in raw["added_tokens"]:
-            token["content"] = mark if token["id"] == i else token["content"]
-    (directory / "tokenizer.json").write_text(json.dumps(raw))
-    return Tokenizer.from_directory(directory)
-
-
-def views(tmp_path: Path, tokenizer: Tokenizer, count: int, canvas: int, **settings: Any) -> list[Example]:
-    rows = dataset(tokenizer, write(tmp_path / "code.jsonl", {"text": CODE}), cut=True, max_length=200, **settings)
-    batches = rows.batches(10, canvas_lengths=(canvas,))
-    return [example for batch in islice(batches, count // 10) for example in batch]
-
-
-def test_views_of_a_long_text_cover_it_and_fill_the_canvas(tmp_path, filler):
-    tokens = filler.encode(CODE)
-    seen: set[int] = set()
-    for example in views(tmp_path, filler, 500, 32):
-        assert example.tokens[0] == filler.bos_id and len(example.tokens) <= 200
-        text = filler.decode(example.tokens)
-        assert text in CODE
-        ((start, end),) = example.spans
-        assert 1 <= start < end and (end - start == 32 or end == len(example.tokens))
-        if end - start < 32:
-            assert example.tokens[-1] == EOS, "only the end of the text may leave the canvas unfilled"
-        seen.update(range(CODE.index(text), CODE.index(text) + len(text)))
-    assert len(seen) == len(CODE) and len(tokens) > 10 * 200
-
-
-def test_hole_and_its_context_form_the_text(tmp_path, filler):
-    lines = 0
-    found = views(tmp_path, filler, 300, 64, infill=1.0)
-    for example in found:
-        ((start, end),) = example.spans
-        assert len(example.tokens) <= 200 and end - start <= 64 and end == len(example.tokens)
-        text = filler.decode(example.tokens[:start], special=True)
-        before, after = text.removeprefix("<bos>" + FILL[0]).removesuffix(FILL[2]).split(FILL[1])
-        hole = filler.decode(example.tokens[start:end], special=True).removesuffix("<eos>")
-        assert before + hole + after in CODE and hole
-        lines += (not before or before.endswith("\n")) and (not after or after.startswith("\n"))
-    assert lines > 0.7 * len(found), "most holes are whole lines"
-
-
-def test_views_differ_per_example_and_repeat_per_run(tmp_path, filler):
-    first = views(tmp_path, filler, 200, 32, infill=0.5)
-    assert first == views(tmp_path, filler, 200, 32, infill=0.5)
-    assert first != views(tmp_path, filler, 200, 32, infill=0.5, seed=1)
-    assert len({example.tokens for example in first}) > 190
-    holes = sum(filler.id_of(FILL[0]) in example.tokens for example in first)
-    assert 60 < holes < 140
-
-
-def test_prompts_are_filled_to_one_length_with_other_rows(tmp_path, filler):
-    talk = [{"prompt": f"{n}?", "completion": f"{n}! " * n} for n in range(1, 40)]
-    name = write(tmp_path / "both.jsonl", {"text": CODE}, *talk)
-    rows = dataset(filler, name, cut=True, infill=0.3, max_length=200, repeat=(2,), prompt_lengths=(100, 40))
-    whole = {example.line: example for example in rows.read()}
-    for number, batch in enumerate(islice(rows.batches(8, canvas_lengths=(16, 64)), 20)):
-        prompt, canvas = ((100, 16), (40, 64))[number % 2]
-        for example in batch:
-            ((start, end),) = example.spans
-            assert start == prompt and start < end <= start + canvas and end == len(example.tokens)
-            if example.line > 1:  # one canvas of the answer, after its context
-                row = whole[example.line]
-                ((first, _),) = row.spans
-                places = range(first, len(row.tokens), canvas)
-                ends = [row.tokens[max(0, at - prompt) : at + canvas] for at in places]
-                assert any(example.tokens[-len(tail) :] == tail for tail in ends)
-
-
-def test_infill_needs_a_tokenizer_with_markers(tmp_path, tokenizer):
-    with pytest.raises(InputError, match="fim_prefix"):
-        views(tmp_path, tokenizer, 10, 32, infill=0.5)
-
-
-@pytest.mark.parametrize("canvas, settings", [(200, {}), (64, {"prompt_lengths": (100, 150)}), (1, {"infill": 0.5})])
-def test_canvas_longer_than_an_example_is_rejected(tmp_path, filler, canvas, settings):
-    with pytest.raises(InputError, match=f"canvas of {canvas} .* max_length = 200"):
-        views(tmp_path, filler, 10, canvas, **settings)
 
 
 def test_repeat_sets_passes_over_a_file_per_epoch(tmp_path, tokenizer):

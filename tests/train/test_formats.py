@@ -9,7 +9,7 @@ from gesso.train.data import Dataset
 from gesso.train.formats import from_alpaca, from_sharegpt
 from gesso.train.recipe import DataSettings
 from gesso.train.rows import tokenise
-from tests.train.test_data import CALL, EOS, TOOLS, tokenizer  # noqa: F401 (a fixture)
+from tests.train.datasets import CALL, EOS, TOOLS
 
 HUMAN, GPT = {"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."}
 USER, REPLY = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}

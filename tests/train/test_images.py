@@ -3,9 +3,7 @@
 S text, C canvas.
 """
 
-import base64
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -13,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 import gesso
-from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.load import load as load_weights
 from gesso.checkpoint.parameters import checkpoint_name
 from gesso.checkpoint.source import open_source
@@ -21,21 +18,18 @@ from gesso.errors import InputError
 from gesso.images.image import Image
 from gesso.images.tokens import blocks
 from gesso.model.transformer import DiffusionGemma
-from gesso.train import data_report
 from gesso.train.batch import collate, corrupt
-from gesso.train.data import Dataset, Example
-from gesso.train.held_out import choose, prompt_of, question
-from gesso.train.image_rows import ImageReader, place_images
+from gesso.train.data import Example
 from gesso.train.objective import Objective
-from gesso.train.recipe import DataSettings, ObjectiveSettings, load
+from gesso.train.recipe import ObjectiveSettings, load
 from gesso.train.run import train
 from tests import oracle
-from tests.images.files import drawing, encoded
 from tests.tiny import make
+from tests.train.datasets import EOS
+from tests.train.test_image_rows import asked, picture
 from tests.train.test_trainer import losses
 
 CPU = torch.device("cpu")
-EOS = 1
 
 
 # --- the objective --------------------------------------------------------------------------------------------------
@@ -148,155 +142,6 @@ def test_no_soft_token_is_a_target(pair):
     assert batch.target_R.tolist() == [1, 2, *range(7, len(row.tokens))]
 
 
-# --- rows -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    target = make(tmp_path_factory.mktemp("seeing") / "model", sees=True)
-    raw = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(raw | {"canvas_length": 16}))
-    return target
-
-
-@pytest.fixture(scope="module")
-def tokenizer(directory):
-    return Tokenizer.from_directory(directory)
-
-
-@pytest.fixture(scope="module")
-def reader(directory, tokenizer):
-    return ImageReader.of(open_source(directory), tokenizer)
-
-
-def picture(seed=0, size=(60, 40)):
-    return encoded(drawing(*size, seed=seed), "PNG")
-
-
-def asked(image, answer="a cat", text="What?"):
-    return {
-        "messages": [
-            {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": text}]},
-            {"role": "assistant", "content": answer},
-        ]
-    }
-
-
-def dataset(folder, rows, tokenizer, reader, **settings):
-    folder.mkdir(exist_ok=True)
-    file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    wanted = DataSettings(files=(str(file),), **{"max_length": 4096, "on_bad_row": "skip", **settings})
-    return Dataset(wanted, tokenizer, EOS, reader)
-
-
-def test_a_row_has_the_prompt_of_a_chat_with_the_same_image(tmp_path, directory, tokenizer, reader):
-    (tmp_path / "pictures").mkdir()
-    (tmp_path / "pictures" / "cat.png").write_bytes(picture())
-    url = "data:image/png;base64," + base64.b64encode(picture()).decode()
-    part = {"type": "image_url", "image_url": {"url": url}}
-    rows = [asked("pictures/cat.png"), asked(str(tmp_path / "pictures" / "cat.png")), asked(url)]
-    rows.append(
-        {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "What?"}]}, *rows[0]["messages"][1:]]}
-    )
-    found = list(dataset(tmp_path, rows, tokenizer, reader).read())
-    g = gesso.load(directory)
-    for row, example in zip(rows, found, strict=True):
-        spoken = rows[1]["messages"][:1]
-        assert prompt_of(example).tokens == g.prompt(spoken).tokens
-        (block,), (start, end) = blocks(prompt_of(example).tokens), example.spans[0]
-        assert example.starts == (block.start,) and len(block) == example.images[0].tokens
-        assert tokenizer.decode(example.tokens[start:end]).strip() == "a cat"
-        assert row and question(example.tokens[:start], tokenizer) == "What?"
-
-
-def test_an_image_of_many_rows_is_stored_once(tmp_path, tokenizer, reader):
-    for name, seed in (("a.png", 0), ("b.png", 0), ("c.png", 1)):
-        (tmp_path / name).write_bytes(picture(seed))
-    data = dataset(tmp_path, [asked(name) for name in ("a.png", "b.png", "c.png", "a.png")], tokenizer, reader)
-    assert not data.rejected and len(data.images) == 2
-    digests = [example.images[0].digest for example in data.read()]
-    assert digests[0] == digests[1] == digests[3] != digests[2]
-
-
-def test_turns_between_images_stay_in_their_places(tmp_path, tokenizer, reader):
-    (tmp_path / "a.png").write_bytes(picture())
-    first, second = asked("a.png", "one")["messages"], asked("a.png", "two", "And?")["messages"]
-    (example,) = dataset(tmp_path, [{"messages": [*first, *second]}], tokenizer, reader).read()
-    answers = [tokenizer.decode(example.tokens[start:end]).strip() for start, end in example.spans]
-    assert answers == ["one", "two"]
-    mark = tokenizer.image_ids[0]
-    for image, start in zip(example.images, example.starts, strict=True):
-        around = example.tokens[start - 1 : start + image.tokens + 1]
-        assert around == (tokenizer.image_ids[1], *[mark] * image.tokens, tokenizer.image_ids[2])
-
-
-def test_llava_rows_have_their_images_where_they_are_marked(tmp_path, tokenizer, reader):
-    for name, seed in (("a.png", 0), ("b.png", 1)):
-        (tmp_path / name).write_bytes(picture(seed))
-    turns = [{"from": "human", "value": "<image> or <image>?"}, {"from": "gpt", "value": "b"}]
-    few, many = {"images": ["a.png"], "conversations": turns}, {"images": ["a.png"] * 3, "conversations": turns}
-    data = dataset(tmp_path, [{"images": ["a.png", "b.png"], "conversations": turns}, few, many], tokenizer, reader)
-    example, *_ = data.read()
-    parts = [{"type": "image", "image": str(tmp_path / "a.png")}, {"type": "text", "text": " or "}]
-    parts += [{"type": "image", "image": str(tmp_path / "b.png")}, {"type": "text", "text": "?"}]
-    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "b"}]
-    (same,) = dataset(tmp_path / "same", [{"messages": messages}], tokenizer, reader).read()
-    assert prompt_of(example).tokens == prompt_of(same).tokens
-    assert [row.reason for row in data.rejected] == [
-        "images: a turn has 2 <image>, but only 1 images are left",
-        "images: 1 are left after every <image> of the user; write one for each image",
-    ]
-
-
-def test_rows_with_unusable_images_are_rejected_with_the_reason(tmp_path, tokenizer, reader):
-    (tmp_path / "a.png").write_bytes(picture())
-    (tmp_path / "page.html").write_text("<html>")
-    answer = {"role": "assistant", "content": [{"type": "image", "image": "a.png"}]}
-    cases = [
-        (asked("missing.png"), "missing.png cannot be read: No such file"),
-        (asked("page.html"), "a web page"),
-        (asked("https://example.com/a.png"), "URLs are not opened"),
-        ({"messages": [*asked("a.png")["messages"][:1], answer]}, r"messages\[1\].content: a response is text"),
-    ]
-    data = dataset(tmp_path, [row for row, _ in cases], tokenizer, reader)
-    for rejected, (_, words) in zip(data.rejected, cases, strict=True):
-        assert re.search(words, rejected.reason), rejected
-    (short,) = dataset(tmp_path, [asked("a.png")], tokenizer, reader, max_length=20).rejected
-    assert short.reason.startswith("too long: ")
-    (cut,) = dataset(tmp_path, [asked("a.png")], tokenizer, reader, prompt_lengths=(64,)).rejected
-    assert "an image cannot be cut" in cut.reason
-
-
-def test_a_model_without_a_tower_rejects_images(tmp_path, tokenizer):
-    (tmp_path / "a.png").write_bytes(picture())
-    blind = make(tmp_path / "blind")
-    assert ImageReader.of(open_source(blind), Tokenizer.from_directory(blind)) is None
-    (rejected,) = dataset(tmp_path, [asked("a.png")], tokenizer, None).rejected
-    assert "the model sees no images: its checkpoint has no vision tower" in rejected.reason
-
-
-def test_rows_that_differ_only_in_their_image_are_different_rows(tmp_path, tokenizer, reader):
-    for seed in range(12):
-        (tmp_path / f"{seed}.png").write_bytes(picture(seed))
-    data = dataset(tmp_path, [asked(f"{seed}.png") for seed in range(12)], tokenizer, reader)
-    assert len(choose(data)) == 2
-    assert choose(dataset(tmp_path, [asked("0.png")] * 12, tokenizer, reader)) == []
-
-
-def test_the_report_shows_one_token_for_an_image(tmp_path, tokenizer, reader):
-    (tmp_path / "a.png").write_bytes(picture())
-    report = data_report.inspect(dataset(tmp_path, [asked("a.png")], tokenizer, reader), tokenizer)
-    assert report.samples[0].parts[0].text.count("<|image|>") == 1
-
-
-def test_images_need_one_mark_each():
-    image = Image(torch.zeros(9, 48, dtype=torch.uint8).numpy(), 3, 3, 1)
-    assert place_images([7, 3, 8, 9], [(2, 4)], [image], (3, 4, 5)) == ([7, 4, 3, 5, 8, 9], [(4, 6)], [2])
-    with pytest.raises(InputError, match="2 image tokens for 1 images"):
-        place_images([3, 3], [], [image], (3, 4, 5))
-
-
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
@@ -336,45 +181,45 @@ def recipe(tmp_path, rows, model, out, steps, which="", extra=""):
     return load(path)
 
 
-def weights(directory):
-    model = load_weights(open_source(directory), CPU, torch.float32)
+def weights(seeing_model):
+    model = load_weights(open_source(seeing_model), CPU, torch.float32)
     return {name: parameter.clone() for name, parameter in model.named_parameters()}
 
 
 @pytest.mark.parametrize("which", ["text", "vision", "all"])
-def test_a_run_trains_the_chosen_weights_and_keeps_the_others(tmp_path, rows, directory, which):
-    train(recipe(tmp_path, rows, directory, "out", 2, f'train = "{which}"'), lambda _: None)
-    before, after = weights(directory), weights(tmp_path / "out" / "model")
+def test_a_run_trains_the_chosen_weights_and_keeps_the_others(tmp_path, rows, seeing_model, which):
+    train(recipe(tmp_path, rows, seeing_model, "out", 2, f'train = "{which}"'), lambda _: None)
+    before, after = weights(seeing_model), weights(tmp_path / "out" / "model")
     assert before.keys() == after.keys(), "a checkpoint keeps its tower"
     changed = {name.startswith("vision.") for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"text": {False}, "vision": {True}, "all": {False, True}}[which]
 
 
-def test_a_resumed_run_with_a_trained_tower_has_identical_losses(tmp_path, rows, directory):
+def test_a_resumed_run_with_a_trained_tower_has_identical_losses(tmp_path, rows, seeing_model):
     for out, parts in (("whole", (None,)), ("parts", (0, 0, None))):
         for minutes in parts:  # 0: stop after a step
-            train(recipe(tmp_path, rows, directory, out, 4, 'train = "all"'), lambda _: None, minutes=minutes)
+            train(recipe(tmp_path, rows, seeing_model, out, 4, 'train = "all"'), lambda _: None, minutes=minutes)
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
 
 
-def test_a_changed_picture_stops_a_run_from_being_resumed(tmp_path, rows, directory):
-    train(recipe(tmp_path, rows, directory, "out", 2), lambda _: None)
+def test_a_changed_picture_stops_a_run_from_being_resumed(tmp_path, rows, seeing_model):
+    train(recipe(tmp_path, rows, seeing_model, "out", 2), lambda _: None)
     (tmp_path / "0.png").write_bytes(picture(9))
     with pytest.raises(InputError, match="a picture in the data has changed since the run in .*out was started"):
-        train(recipe(tmp_path, rows, directory, "out", 3), lambda _: None)
+        train(recipe(tmp_path, rows, seeing_model, "out", 3), lambda _: None)
 
 
-def test_an_adapter_learns_what_is_in_pictures(tmp_path, rows, directory):
+def test_an_adapter_learns_what_is_in_pictures(tmp_path, rows, seeing_model):
     """Only the images distinguish the rows, so the loss falls below that of answers without them."""
     only = recipe(
-        tmp_path, rows, directory, "out", 30, extra='[lora]\nrank = 8\nalpha = 16.0\ntargets = ["attention", "mlp"]'
+        tmp_path, rows, seeing_model, "out", 30, extra='[lora]\nrank = 8\nalpha = 16.0\ntargets = ["attention", "mlp"]'
     )
     only = replace(only, optimizer=replace(only.optimizer, lr=1e-2), run=replace(only.run, batch_size=5))
     train(only, lambda _: None)
     found = [loss for _, loss, _ in losses(tmp_path / "out")]
     assert sum(found[-5:]) < 0.6 * sum(found[:5])
-    before = weights(directory)
-    with_adapter = gesso.load(directory, adapter=tmp_path / "out" / "adapter")
+    before = weights(seeing_model)
+    with_adapter = gesso.load(seeing_model, adapter=tmp_path / "out" / "adapter")
     tower = dict(with_adapter.model.named_parameters())
     assert all(torch.equal(before[name], tower[name]) for name in before if name.startswith("vision."))
 
@@ -386,12 +231,12 @@ def test_an_adapter_learns_what_is_in_pictures(tmp_path, rows, directory):
         ('train = "tower"', "", 'train must be "text", "vision" or "all"'),
     ],
 )
-def test_impossible_choices_of_weights_are_rejected(tmp_path, rows, directory, which, extra, words):
+def test_impossible_choices_of_weights_are_rejected(tmp_path, rows, seeing_model, which, extra, words):
     with pytest.raises(InputError, match=words):
-        recipe(tmp_path, rows, directory, "out", 2, which, extra)
+        recipe(tmp_path, rows, seeing_model, "out", 2, which, extra)
 
 
-def test_a_tower_that_is_not_there_cannot_be_trained(tmp_path, directory):
+def test_a_tower_that_is_not_there_cannot_be_trained(tmp_path, seeing_model):
     blind, path = make(tmp_path / "blind"), tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a", "completion": "b"}\n' * 4)
     with pytest.raises(InputError, match='model.train = "vision" needs a vision tower'):
@@ -399,14 +244,14 @@ def test_a_tower_that_is_not_there_cannot_be_trained(tmp_path, directory):
 
 
 @pytest.mark.parametrize("which", ["text", "vision"])
-def test_a_frozen_tower_looks_at_each_image_once(tmp_path, rows, directory, monkeypatch, which):
+def test_a_frozen_tower_looks_at_each_image_once(tmp_path, rows, seeing_model, monkeypatch, which):
     looks, see = [], DiffusionGemma.see
     monkeypatch.setattr(DiffusionGemma, "see", lambda self, *given: looks.append(given) or see(self, *given))
-    train(recipe(tmp_path, rows, directory, "out", 5, f'train = "{which}"'), lambda _: None)
+    train(recipe(tmp_path, rows, seeing_model, "out", 5, f'train = "{which}"'), lambda _: None)
     assert len(looks) == 4 if which == "text" else len(looks) > 12
 
 
-def test_held_out_rows_with_images_are_evaluated_and_sampled(tmp_path, rows, directory):
+def test_held_out_rows_with_images_are_evaluated_and_sampled(tmp_path, rows, seeing_model):
     shown = []
 
     def answer(model, prompts):
@@ -414,7 +259,7 @@ def test_held_out_rows_with_images_are_evaluated_and_sampled(tmp_path, rows, dir
         return ["" for _ in prompts]
 
     held = f'[held_out]\nevery = 2\nfiles = ["{rows}"]\nsamples = 1'
-    train(recipe(tmp_path, rows, directory, "out", 2, extra=held), lambda _: None, answer=answer)
+    train(recipe(tmp_path, rows, seeing_model, "out", 2, extra=held), lambda _: None, answer=answer)
     (sample,) = (json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines())
     assert (sample["prompt"], sample["expected"]) == ("What?", "one")
     assert len(shown[0].images) == 1 and blocks(shown[0].tokens)

@@ -22,7 +22,6 @@ from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma, Layer
 from gesso.train import state
-from gesso.train.muon import Muon, orthogonal
 from gesso.train.optimizers import learning_rate
 from gesso.train.recipe import load
 from gesso.train.run import train
@@ -221,36 +220,6 @@ def test_accumulated_batches_equal_one_large_batch(tmp_path, rows, small, monkey
         assert found[0][name] == pytest.approx(found[1][name], rel=1e-4), name
 
 
-def test_muon_orthogonalizes_matrices_and_resumes_exactly(tmp_path, rows, small):
-    straight = orthogonal(torch.randn(3, 40, 24, generator=torch.Generator().manual_seed(0)))
-    sizes = torch.linalg.svdvals(straight)
-    assert sizes.min() > 0.5 and sizes.max() < 1.5
-    recipe = load(write_recipe(tmp_path, rows, small, steps=6))
-    recipe = replace(recipe, optimizer=replace(recipe.optimizer, kind="muon"))
-    for out, legs in (("whole", (6,)), ("legs", (2, 6))):
-        for steps in legs:
-            run = replace(recipe.run, out=str(tmp_path / out), steps=6, save_every=2)
-            if steps == 2:  # two runs that are out of time after one step
-                for _ in range(2):
-                    train(replace(recipe, run=run), lambda _: None, minutes=0)
-            else:
-                train(replace(recipe, run=run), lambda _: None)
-    assert losses(tmp_path / "whole") == losses(tmp_path / "legs")
-    encoder = [line["encoder"] for line in metrics(tmp_path / "whole")]
-    assert encoder[-1] < encoder[0] - 0.3
-
-
-def test_muon_skips_the_step_if_found_inf_is_set():
-    weight = torch.nn.Parameter(torch.randn(4, 6))
-    before, optimizer = weight.detach().clone(), Muon([weight], lr=0.1, momentum=0.9, weight_decay=0.1)
-    weight.grad, optimizer.found_inf = torch.full((4, 6), float("nan")), torch.tensor(1.0)
-    optimizer.step()
-    assert torch.equal(weight, before)
-    weight.grad, optimizer.found_inf = torch.ones(4, 6), torch.tensor(0.0)
-    optimizer.step()
-    assert weight.isfinite().all() and not torch.equal(weight, before)
-
-
 def test_workers_prepare_the_same_batches(tmp_path, rows, small):
     recipe = load(write_recipe(tmp_path, rows, small, steps=5))
     for name, workers in (("none", 0), ("two", 2)):
@@ -314,16 +283,6 @@ def test_run_out_of_time_resumes_exactly(tmp_path, rows, small):
     assert losses(tmp_path / "out") == losses(tmp_path / "whole")
 
 
-def test_export_has_requested_dtype_and_shards(tmp_path, rows, small):
-    recipe = load(write_recipe(tmp_path, rows, small, steps=1))
-    train(replace(recipe, run=replace(recipe.run, export_dtype="bfloat16", export_shard=100_000)), lambda _: None)
-    found = tmp_path / "out" / "model"
-    assert json.loads((found / "config.json").read_text())["dtype"] == "bfloat16"
-    files = list(found.glob("model-*.safetensors"))
-    assert len(files) > 1 and max(file.stat().st_size for file in files) < 120_000
-    gesso.load(found)
-
-
 def test_loss_not_finite_stops_the_run_and_saves_its_examples(tmp_path, rows, small, monkeypatch):
     from gesso.train.objective import Objective
 
@@ -351,16 +310,6 @@ def test_loss_not_finite_stops_the_run_and_saves_its_examples(tmp_path, rows, sm
     assert state.latest(tmp_path / "out").name == "step-00000004"
 
 
-def test_export_contains_the_average(tmp_path, rows, small):
-    recipe = load(write_recipe(tmp_path, rows, small, steps=4))
-    for name, ema in (("plain", 0.0), ("average", 0.9)):
-        run = replace(recipe.run, out=str(tmp_path / name), ema=ema)
-        train(replace(recipe, run=run), report=lambda _: None)
-    assert losses(tmp_path / "plain") == losses(tmp_path / "average")
-    plain, average = (gesso.load(tmp_path / name / "model").model.head for name in ("plain", "average"))
-    assert not torch.equal(plain, average)
-
-
 @pytest.mark.parametrize("extra", ["autocast", "checkpoint_activations"])
 def test_memory_options_keep_the_losses(tmp_path, rows, small, extra):
     recipe = load(write_recipe(tmp_path, rows, small, steps=3))
@@ -371,26 +320,6 @@ def test_memory_options_keep_the_losses(tmp_path, rows, small, extra):
     tolerance = 0.02 if extra == "autocast" else 1e-5
     for one, two in zip(losses(tmp_path / "plain"), losses(tmp_path / "changed"), strict=True):
         assert one[1] == pytest.approx(two[1], rel=tolerance)
-
-
-def test_adapter_trains_and_is_exported(tmp_path, rows, small):
-    lora = '\n[lora]\nrank = 4\ntargets = ["attention", "experts"]\n'
-    path = write_recipe(tmp_path, rows, small, steps=40, extra=lora)
-    path.write_text(path.read_text().replace("scratch = true", "scratch = false"))
-    train(load(path), report=lambda _: None)
-    found = [line["loss"] for line in metrics(tmp_path / "out")]
-    assert sum(found[-8:]) < 0.9 * sum(found[:8])
-    assert not (tmp_path / "out" / "model").exists()
-    assert {p.name for p in (tmp_path / "out" / "adapter").iterdir()} >= {
-        "adapter_config.json",
-        "adapter_model.safetensors",
-    }
-    base = gesso.load(small)
-    tuned = gesso.load(small, adapter=tmp_path / "out" / "adapter")
-    assert (
-        base.generate("1: ", seed=1, max_new_tokens=16, steps=4).tokens
-        != tuned.generate("1: ", seed=1, max_new_tokens=16, steps=4).tokens
-    )
 
 
 def test_eval_during_training_leaves_losses_unchanged(tmp_path, rows, small):
@@ -412,17 +341,6 @@ every = 2
 count = 2
 steps = 2
 """
-
-
-def test_longer_run_exports_again(tmp_path, rows, small):
-    recipe = load(write_recipe(tmp_path, rows, small, steps=4))
-    heads = []
-    for steps in (4, 4, 8):
-        train(replace(recipe, run=replace(recipe.run, steps=steps)), report=lambda _: None)
-        heads.append(gesso.load(tmp_path / "out" / "model").model.head)
-    assert torch.equal(heads[0], heads[1])
-    assert not torch.equal(heads[1], heads[2])
-    assert len(metrics(tmp_path / "out")) == 8
 
 
 def test_learning_rate_warms_up_and_follows_a_cosine():

@@ -18,6 +18,7 @@ from gesso.backends.cuda.graphs import Graphs, shape_of
 from gesso.backends.cuda.kernels.asked import logits_of
 from gesso.backends.cuda.kernels.segments import Segment
 from gesso.backends.cuda.kernels.vocab import predict
+from gesso.backends.cuda.kernels.within import draw_within
 from gesso.backends.cuda.linear import product
 from gesso.backends.cuda.network import Plan, flow, note, segments_of
 from gesso.backends.cuda.noise import KernelSource
@@ -25,12 +26,13 @@ from gesso.backends.cuda.packed import Expected
 from gesso.backends.cuda.passes import groups, has_images
 from gesso.backends.cuda.streaming import Copies, ExpertStream, GpuCopies
 from gesso.backends.torch import TorchBackend
-from gesso.diffusion.noise import HashSource
+from gesso.diffusion.noise import Draws, HashSource
 from gesso.diffusion.prediction import Prediction
 from gesso.model.cache import KVCache
 from gesso.model.experts import Experts
 from gesso.model.modules import Linear
 from gesso.model.transformer import DiffusionGemma
+from gesso.settings import Diffusion
 
 
 def supports(model: DiffusionGemma) -> bool:
@@ -85,6 +87,14 @@ class CudaPasses(TorchBackend):
         if hidden_CH.dtype == torch.float32:  # see `predict`
             return super().logits_of(hidden_CH, tokens_U)
         return logits_of(hidden_CH, self.model.head, self.model.config.final_logit_softcapping, tokens_U)
+
+    @torch.no_grad()
+    def draw_within(self, settings: Diffusion, hidden_CH: Tensor, temperature: float, draws: Draws) -> Tensor:
+        key_C2 = draws.keys(len(hidden_CH))
+        if key_C2 is None or hidden_CH.dtype == torch.float32:  # the kernel needs stored logits of 16 bits
+            return super().draw_within(settings, hidden_CH, temperature, draws)
+        product_CV = product(hidden_CH, self.model.head, [len(hidden_CH)])
+        return draw_within(settings, product_CV, self.model.config.final_logit_softcapping, temperature, key_C2)
 
     @torch.no_grad()
     def predict(

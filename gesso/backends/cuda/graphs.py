@@ -90,7 +90,8 @@ def room_for(tokens: int) -> int:
 def _advances_on_device(each: Denoising) -> bool:
     settings = each.process.settings
     names = settings.sampler, settings.stopping
-    return all(isinstance(name, str) and name in READ_NOTHING for name in names)
+    built_in = all(isinstance(name, str) and name in READ_NOTHING for name in names)
+    return built_in and not settings.restricts_draws
 
 
 class Graphs:

@@ -31,7 +31,8 @@ from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.safetensors import weight_files
 from gesso.checkpoint.source import Source
 from gesso.errors import InputError
-from gesso.model.config import QUANTIZATIONS, Config
+from gesso.model.config import Config
+from gesso.model.quantization_config import QUANTIZATIONS
 
 _IGNORE = (
     *("lm_head", "re:.*embed_tokens.*", "re:.*router.*", "re:.*self_conditioning.*"),

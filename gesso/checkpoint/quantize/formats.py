@@ -22,7 +22,7 @@ from gesso.checkpoint.quantize import fp8, int4, int8, nvfp4, uint4
 from gesso.checkpoint.quantize.matrices import Layout, Tensors
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.errors import InputError
-from gesso.model.config import LAYERS, MIXED, QUANTIZATIONS
+from gesso.model.quantization_config import LAYERS, MIXED, QUANTIZATIONS
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,7 @@ import gesso
 from gesso.engine.request import ATTEMPTS
 from gesso.serve import anthropic, ollama
 from gesso.serve.anthropic_fields import MessagesFields
-from gesso.serve.fields import (
-    ChatFields,
-    CompletionFields,
-    DecideFields,
-    DetokenizeFields,
-    EditFields,
-    Fields,
-    TokenizeFields,
-)
+from gesso.serve.fields import Fields
 from gesso.serve.generation import Generation
 from gesso.serve.http import error_handlers
 from gesso.serve.http.adapter_routes import add_adapter_routes
@@ -44,7 +36,9 @@ from gesso.serve.metrics import CONTENT_TYPE, Metrics
 from gesso.serve.models import Models, with_images
 from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, ShowFields
 from gesso.serve.openai import chat, completions, decide, edits, responses
+from gesso.serve.openai.chat_fields import ChatFields
 from gesso.serve.openai.response_fields import ResponseFields
+from gesso.serve.openai.text_fields import CompletionFields, DecideFields, DetokenizeFields, EditFields, TokenizeFields
 from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import ServerSettings
 

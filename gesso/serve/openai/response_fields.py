@@ -5,20 +5,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from gesso.errors import InputError
-from gesso.serve.fields import (
-    SCHEMA_IN_PROMPT,
-    Common,
-    Count,
-    Effort,
-    Fields,
-    Objects,
-    SchemaFields,
-    SchemaOptionFields,
-    Texts,
-    example,
-    thinks,
-    whole_constraint,
-)
+from gesso.serve.fields import Common, Count, Fields, Objects, SchemaOptionFields, Texts, example
+from gesso.serve.openai.chat_fields import SCHEMA_IN_PROMPT, Effort, SchemaFields, thinks, whole_constraint
 
 Name = Annotated[str, Field(max_length=512)]
 FUNCTION_FIELDS = ("type", "name", "description", "parameters", "strict")

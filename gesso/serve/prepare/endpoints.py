@@ -18,19 +18,12 @@ from gesso.serve.adapter_files import LoadAdapterFields, UnloadAdapterFields
 from gesso.serve.anthropic_fields import MessagesFields
 from gesso.serve.deltas import AnswerDeltas
 from gesso.serve.errors import ApiError, from_input, from_validation
-from gesso.serve.fields import (
-    ChatFields,
-    Common,
-    CompletionFields,
-    DecideFields,
-    DetokenizeFields,
-    EditFields,
-    Fields,
-    TokenizeFields,
-)
+from gesso.serve.fields import Common, Fields
 from gesso.serve.leniency import warnings_of, warnings_of_schema, without_unsupported
 from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, ShowFields, description
+from gesso.serve.openai.chat_fields import ChatFields
 from gesso.serve.openai.response_fields import ItemsQuery, ResponseFields
+from gesso.serve.openai.text_fields import CompletionFields, DecideFields, DetokenizeFields, EditFields, TokenizeFields
 from gesso.serve.prepare import scores
 from gesso.serve.prepare.builder import Builder, RequestBuilder, checked_by, image_reader
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of

@@ -7,7 +7,7 @@ from gesso.chat.prompt import Prompt
 from gesso.engine.decision import choice_tokens, decision_request
 from gesso.engine.request import Score
 from gesso.serve.errors import ApiError
-from gesso.serve.fields import CompletionFields, DecideFields
+from gesso.serve.openai.text_fields import CompletionFields, DecideFields
 from gesso.serve.packed_images import pack
 from gesso.serve.prepare.builder import Builder
 from gesso.serve.prepare.request import PreparedJob

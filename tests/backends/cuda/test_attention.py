@@ -14,11 +14,12 @@ from gesso.model.config import LayerShape, Rope
 pytest.importorskip("triton")
 from gesso.backends.cuda.kernels import attention as kernel  # noqa: E402
 from gesso.backends.cuda.kernels import segments as segments_module  # noqa: E402
-from gesso.backends.cuda.kernels.linear import quantize_rows  # noqa: E402
+from gesso.backends.cuda.kernels.attention_tiles import Tiles, tiles  # noqa: E402
+from gesso.backends.cuda.kernels.linear import MANY, quantize_rows  # noqa: E402
 from gesso.backends.cuda.kernels.segments import Segment  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SMALL = kernel.Tiles(rows=32, keys=16, values=16, warps=4, stages=1, splits=3)
+SMALL = Tiles(rows=32, keys=16, values=16, warps=4, stages=1, splits=3)
 TEXT, CANVAS = True, False
 COMPILED = DEVICE.type == "cuda"
 HALF = torch.bfloat16 if COMPILED else torch.float16  # the interpreter multiplies bfloat16 as integers
@@ -289,7 +290,7 @@ def test_values_may_be_sliced_over_programs():
     cache, segments = cache_of([40], dim=64), [Segment(0, 40, 20, CANVAS)]
     qkv = packed(segments, dim=64)
     whole, halves = (
-        kernel.attention(*qkv, table_of(segments, cache), kernel.Tiles(16, 32, values, warps=4, stages=2))
+        kernel.attention(*qkv, table_of(segments, cache), Tiles(16, 32, values, warps=4, stages=2))
         for values in (64, 32)
     )
     torch.testing.assert_close(whole, halves, atol=2e-6, rtol=2e-6)
@@ -312,8 +313,8 @@ def test_small_and_large_tiles_give_the_same_bits(kind, length, dim, dtype):
     segments, cache = [Segment(0, 100, length, kind)], cache_of([100], dtype=dtype, dim=dim)
     qkv, caches = packed(segments, dtype=dtype, dim=dim), (cache, copy.deepcopy(cache))
     small, large = (
-        kernel.attention(*qkv, table_of(segments, each), kernel.tiles(dim, dtype, rows))
-        for each, rows in zip(caches, (2 * length, kernel.MANY), strict=True)
+        kernel.attention(*qkv, table_of(segments, each), tiles(dim, dtype, rows))
+        for each, rows in zip(caches, (2 * length, MANY), strict=True)
     )
     assert torch.equal(small, large)
 
@@ -324,7 +325,7 @@ def test_small_and_large_tiles_give_the_same_bits(kind, length, dim, dtype):
 @pytest.mark.parametrize("segments", ROLES, ids=len)
 def test_warps_with_separate_roles_give_the_same_bits(segments, groups, dim, window):
     """The kernel for Hopper sums in the order of the plain Triton kernel, in all kinds of segments."""
-    chosen = kernel.tiles(dim, HALF)
+    chosen = tiles(dim, HALF)
     if not chosen.roles:
         pytest.skip("needs a Hopper GPU and the version of Triton that the kernel is written for")
     lengths = {segment.row: segment.start for segment in reversed(segments)}

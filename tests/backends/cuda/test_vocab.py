@@ -14,6 +14,7 @@ import triton.language as tl
 from gesso.backends.cuda.kernels import soft
 from gesso.backends.cuda.kernels import vocab as vocab_kernel
 from gesso.backends.cuda.kernels.capped import Product
+from gesso.backends.cuda.kernels.hash import negative_gumbel
 from gesso.backends.cuda.kernels.top import likely_tokens
 from gesso.backends.torch import TorchBackend
 from gesso.checkpoint.quantize.formats import FORMATS
@@ -117,7 +118,7 @@ def assert_same(mine, theirs, tolerance=1e-5, names=NAMES):
 @triton.jit
 def _noise(key_T2, noise_TV, BLOCK: tl.constexpr, PTX: tl.constexpr):
     row, token = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    noise = vocab_kernel._negative_gumbel(tl.load(key_T2 + row * 2), tl.load(key_T2 + row * 2 + 1), token, PTX)
+    noise = negative_gumbel(tl.load(key_T2 + row * 2), tl.load(key_T2 + row * 2 + 1), token, PTX)
     tl.store(noise_TV + row * BLOCK * tl.num_programs(1) + token, noise)
 
 

@@ -1,8 +1,6 @@
 """Quantized checkpoints: written atomically, loaded without unpacking, equal to their dequantized values."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -10,8 +8,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import gesso
-from gesso import adapters
-from gesso.adapters.attach import split_encoder
 from gesso.checkpoint import write
 from gesso.checkpoint.load import load as load_weights
 from gesso.checkpoint.parameters import assign, checkpoint_name, empty_model, is_vision
@@ -22,10 +18,9 @@ from gesso.checkpoint.safetensors import INDEX, SINGLE, weight_files
 from gesso.checkpoint.source import open_source
 from gesso.errors import CheckpointError, InputError
 from gesso.info.report import describe
-from gesso.model.config import LAYERS, QUANTIZATIONS, Config
+from gesso.model.config import Config
+from gesso.model.quantization_config import LAYERS, QUANTIZATIONS
 from gesso.model.transformer import DiffusionGemma
-from gesso.train.recipe import load as load_recipe
-from gesso.train.run import train
 from tests import tiny
 from tests.tiny import randomise
 
@@ -53,26 +48,6 @@ def logits(model, dtype=torch.float32):
         model.encode(ids, cache)
         first = model.denoise(canvas, cache)
         return model.denoise(canvas, cache, previous_logits=first)
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    """A tiny checkpoint in bfloat16, like published ones, with a template and a vision tower that is not zero."""
-    made = tmp_path_factory.mktemp("quantize")
-    tiny.make(made / "float32")
-    write.save(load(made / "float32", torch.bfloat16), made / "source", source=made / "float32")
-    tensors = load_file(made / "source" / SINGLE)
-    tensors |= {name: torch.randn_like(t) for name, t in tensors.items() if is_vision(name)}
-    save_file(tensors, made / "source" / SINGLE, metadata={"format": "pt"})
-    (made / "source" / "chat_template.jinja").write_text("{{ messages }}")
-    return made / "source"
-
-
-@pytest.fixture(scope="module", params=list(QUANTIZATIONS))
-def quantized(request, source, tmp_path_factory):
-    target = tmp_path_factory.mktemp(request.param) / "quantized"
-    report = convert.quantize(source, target, request.param)
-    return request.param, target, report
 
 
 # --- directory ----------------------------------------------------------------------------------------------------
@@ -346,183 +321,3 @@ def test_quantization_config_that_does_not_describe_the_weights_is_rejected(sour
     (tmp_path / "int4" / "config.json").write_text(json.dumps(raw))
     with pytest.raises(CheckpointError, match="quantization_config"):
         load(tmp_path / "int4")
-
-
-# --- command ------------------------------------------------------------------------------------------------------
-
-
-def test_quantize_command_prints_every_layer_and_the_size(source, tmp_path, main):
-    shown = main("quantize", str(source), str(tmp_path / "out"), "--to", "nvfp4")
-    assert shown.code == 0
-    for row in ("layer 0", "layer 1", "conditioning", "MB, from"):
-        assert row in shown.out
-    data = json.loads(main("quantize", str(source), str(tmp_path / "json"), "--to", "nvfp4", "--json").out)
-    assert data["errors"].keys() == convert.quantize(source, tmp_path / "again", "nvfp4").errors.keys()
-    assert data["format"] == "nvfp4"
-
-
-def test_quantize_command_rejects_bad_arguments_before_writing(source, quantized, tmp_path, main):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    for arguments, word in [
-        ((str(source), str(tmp_path / "out"), "--to", "int3"), "int4"),
-        ((str(source), str(tmp_path / "full"), "--to", "fp8"), "not empty"),
-        ((str(source), str(source), "--to", "fp8"), "not empty"),
-        ((str(quantized[1]), str(tmp_path / "out"), "--to", "fp8"), "already"),
-    ]:
-        found = main("quantize", *arguments)
-        assert (found.code, word in found.err) == (2, True), found.err
-    assert main("quantize", str(tmp_path / "nowhere"), str(tmp_path / "out"), "--to", "fp8").code == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["full"]
-
-
-@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
-def test_interrupted_quantize_leaves_nothing_behind(source, tmp_path, monkeypatch, error):
-    written = []
-
-    def save_some(*arguments, **options):
-        if len(written) == 2:
-            raise error
-        written.append(save_file(*arguments, **options))
-
-    monkeypatch.setattr("safetensors.torch.save_file", save_some)
-    with pytest.raises(type(error)):
-        convert.quantize(source, tmp_path / "out", "fp8", shard_bytes=50_000)
-    assert len(written) == 2
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_infinite_weight_is_rejected_by_name(source, tmp_path):
-    name = "model.decoder.layers.1.experts.down_proj"
-    model = load(source)
-    model.decoder.layers[1].experts.down_proj.data[3, 2, 1] = float("inf")
-    write.save(model, tmp_path / "bad", source=source)
-    for attempt in (
-        lambda: convert.quantize(tmp_path / "bad", tmp_path / "out", "int4"),
-        lambda: load(tmp_path / "bad", quantize="int4"),
-    ):
-        with pytest.raises(gesso.GessoError, match=name):
-            attempt()
-    assert [path.name for path in tmp_path.iterdir()] == ["bad"]
-
-
-def test_sizes_that_do_not_fit_the_blocks_are_rejected_by_name(tmp_path):
-    text = {**tiny.CONFIG["text_config"], "moe_intermediate_size": 24}
-    model = DiffusionGemma(Config.from_dict({**tiny.CONFIG, "text_config": text}))
-    randomise(model, 0)
-    write.save(model, tmp_path / "odd", files={"tokenizer.json": tiny.tokenizer_json()})
-    for attempt in (
-        lambda: convert.quantize(tmp_path / "odd", tmp_path / "out", "int4"),
-        lambda: load(tmp_path / "odd", quantize="int4"),
-    ):
-        with pytest.raises(InputError, match=r"layers\.0\.experts\.down_proj .* blocks of 32"):
-            attempt()
-    assert [path.name for path in tmp_path.iterdir()] == ["odd"]
-    convert.quantize(tmp_path / "odd", tmp_path / "out", "fp8")
-
-
-PEAK = """
-import sys
-from pathlib import Path
-import safetensors.torch
-from gesso.checkpoint.quantize import convert
-from gesso.checkpoint.quantize.formats import Format
-
-def resident(field):
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) / 1024
-
-convert.quantize(Path(sys.argv[1]), Path(sys.argv[3]), "fp8")  # a small one first, so that all imports are done
-before = resident("RssAnon")
-peak = before
-save = safetensors.torch.save_file
-quantize = Format.quantize
-
-def watched(act):
-    def run(*arguments, **options):
-        global peak
-        made = act(*arguments, **options)
-        peak = max(peak, resident("RssAnon"))
-        return made
-    return run
-
-safetensors.torch.save_file, Format.quantize = watched(save), watched(quantize)
-convert.quantize(Path(sys.argv[2]), Path(sys.argv[4]), "fp8", shard_bytes=2**22)
-print(peak - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_quantize_memory_is_a_shard_and_a_tensor(source, tmp_path):
-    text = {**tiny.CONFIG["text_config"], "hidden_size": 256, "moe_intermediate_size": 128, "num_experts": 32,
-            "num_hidden_layers": 5, "layer_types": ["full_attention"] * 5}  # fmt: skip
-    model = DiffusionGemma(Config.from_dict({**tiny.CONFIG, "text_config": text})).to(torch.bfloat16)
-    randomise(model, 0)
-    write.save(model, tmp_path / "large", files={"tokenizer.json": tiny.tokenizer_json()})
-    largest = max(p.nbytes for p in model.parameters()) / 2**20
-    whole = sum(p.nbytes for p in model.parameters()) / 2**20
-    paths = (source, tmp_path / "large", tmp_path / "small out", tmp_path / "large out")
-    arguments = [sys.executable, "-c", PEAK, *map(str, paths)]
-    grown = float(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
-    # The tensor before is still in memory while the next is read.
-    assert grown < 8 + 3 * largest, f"{grown:.0f} MB for a model of {whole:.0f} MB"
-
-
-# --- training -----------------------------------------------------------------------------------------------------
-
-
-def test_adapter_on_quantized_weights_gets_dequantized_gradients(quantized):
-    packed = load(quantized[1])
-    before, gradients = logits(packed), []
-    ids = torch.randint(0, 384, (1, 12))
-    for model in (packed, plain(packed)):
-        adapters.add(model, adapters.LoraSettings(rank=2, targets=tuple(adapters.TARGETS)), "small")
-        assert torch.equal(logits(model), before), "B is initially zero"
-        cache = model.new_cache(1, 16)
-        model.encode(ids[:, :4], cache)
-        torch.nn.functional.cross_entropy(model.denoise(ids[:, 4:], cache)[0], ids[0, 4:]).backward()
-        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-    assert len(gradients[0]) > 20
-    assert gradients[0].keys() == gradients[1].keys()
-    assert all(torch.equal(gradient, gradients[1][name]) for name, gradient in gradients[0].items())
-
-
-def test_adapter_on_quantized_weights_is_saved_and_loaded_but_not_merged(quantized, tmp_path):
-    settings = adapters.LoraSettings(rank=2, targets=tuple(adapters.TARGETS))
-    model, again = load(quantized[1]), load(quantized[1])
-    adapters.add(model, settings)
-    for name, parameter in model.named_parameters():
-        if name.endswith(".B"):
-            parameter.data.normal_(0, 0.1)
-    adapters.save(model, tmp_path / "adapter", settings)
-    adapters.load(again, tmp_path / "adapter", "default")
-    assert torch.equal(logits(again), logits(model))
-    with pytest.raises(InputError, match="merge.*quantize"):
-        adapters.merge(again)
-
-
-def test_recipe_trains_an_adapter_but_rejects_quantized_weights(quantized, tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
-    recipe = tmp_path / "recipe.toml"
-    whole = (
-        f'[model]\npath = "{quantized[1]}"\n[data]\nfiles = ["{tmp_path}/rows.jsonl"]\nmax_length = 300\n'
-        f'[run]\nout = "{tmp_path}/out"\nsteps = 1\nbatch_size = 1\n'
-    )
-    recipe.write_text(whole)
-    with pytest.raises(InputError, match=f"quantized to {quantized[0]} cannot be trained.*lora"):
-        train(load_recipe(recipe))
-    recipe.write_text(whole + "[lora]\nrank = 2\n")
-    seen = []
-    train(load_recipe(recipe), report=seen.append)
-    assert len(seen) == 1
-    adapters.load(load(quantized[1]), tmp_path / "out" / "adapter", "learnt")
-
-
-def test_split_encoder_and_decoder_share_packed_weights(quantized):
-    model = load(quantized[1])
-    before = logits(model)
-    split_encoder(model)
-    encoder, decoder = (stack.layers[0] for stack in (model.encoder, model.decoder))
-    assert encoder is not decoder
-    assert encoder.self_attn.q_proj.weight is decoder.self_attn.q_proj.weight
-    assert encoder.experts.down_proj is decoder.experts.down_proj
-    assert torch.equal(logits(model), before)

@@ -6,7 +6,7 @@ import torch
 from gesso.checkpoint.quantize import fp8, int4, int8, matrices, nvfp4, uint4
 from gesso.checkpoint.quantize.formats import FORMATS, format_of, stored_name
 from gesso.errors import InputError
-from gesso.model.config import LAYERS, QUANTIZATIONS
+from gesso.model.quantization_config import LAYERS, QUANTIZATIONS
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 HEAVY = torch.distributions.StudentT(3.0)

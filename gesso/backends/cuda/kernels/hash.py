@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gesso.backends.cuda.kernels.capped import LOG2E
+from gesso.backends.cuda.kernels.special import log2
 from gesso.diffusion import hash
 
 _GOLDEN = tl.constexpr(hash.GOLDEN)
@@ -62,6 +64,20 @@ def token_uniform(key_0, key_1, token):
     """Return `uniform(token_hash(key_0, key_1, token))`, with the shifts of both combined: one instruction less."""
     x = _before_last_shift(key_0, key_1, token).to(tl.uint32, bitcast=True)
     return _between_one_and_two((x >> 9) ^ (x >> 25)) - (1.0 - 2.0**-24)
+
+
+@triton.jit
+def negative_gumbel(key_0, key_1, token, PTX: tl.constexpr):
+    """Return negative Gumbel noise in powers of two, up to a constant: log2 of an exponential draw -log2(u).
+
+    If u is close to one, the draw is tiny, and its relative error matters, because those tokens win. An instruction
+    with an absolute error is not enough, so that range uses the series of log(1 - v), with v = 1 - u exact. At the
+    border both are good to 5e-6 of the draw, which is the error of the noise; elsewhere it is smaller.
+    """
+    u = token_uniform(key_0, key_1, token)
+    v = 1.0 - u
+    series = v * (LOG2E + v * (LOG2E / 2 + v * (LOG2E / 3 + v * (LOG2E / 4))))
+    return log2(tl.abs(tl.where(v < 0.03125, series, log2(u, PTX))), PTX)
 
 
 @triton.jit

@@ -56,10 +56,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.backends.cuda.kernels.capped import LOG2E, LOWEST, Product, distance_to_cap, first_of_largest, span_of
-from gesso.backends.cuda.kernels.hash import token_uniform
+from gesso.backends.cuda.kernels.hash import negative_gumbel
 from gesso.backends.cuda.kernels.linear import quantize_rows
 from gesso.backends.cuda.kernels.soft import expected
-from gesso.backends.cuda.kernels.special import exp2, in_ptx, log2, rounded
+from gesso.backends.cuda.kernels.special import exp2, in_ptx, rounded
 from gesso.backends.cuda.kernels.top import likely_tokens, probability_of
 from gesso.checkpoint.quantize.packed import Packed, Weight
 from gesso.diffusion.prediction import LIKELY, TOP, Prediction
@@ -190,20 +190,6 @@ def _check(hidden_TH: Tensor, head_VH: Weight, embedding_VH: Weight, temperature
 
 
 @triton.jit
-def _negative_gumbel(key_0, key_1, token, PTX: tl.constexpr):
-    """Return negative Gumbel noise in powers of two, up to a constant: log2 of an exponential draw -log2(u).
-
-    If u is close to one, the draw is tiny, and its relative error matters, because those tokens win. An instruction
-    with an absolute error is not enough, so that range uses the series of log(1 - v), with v = 1 - u exact. At the
-    border both are good to 5e-6 of the draw, which is the error of the noise; elsewhere it is smaller.
-    """
-    u = token_uniform(key_0, key_1, token)
-    v = 1.0 - u
-    series = v * (LOG2E + v * (LOG2E / 2 + v * (LOG2E / 3 + v * (LOG2E / 4))))
-    return log2(tl.abs(tl.where(v < 0.03125, series, log2(u, PTX))), PTX)
-
-
-@triton.jit
 def _statistics(
     rounded_TV, first_token, top_T, span_T, key_0_T, key_1_T, softcap,
     V: tl.constexpr, MASKED: tl.constexpr, PTX: tl.constexpr,
@@ -218,7 +204,7 @@ def _statistics(
     if MASKED:
         below_TV = tl.where(token_V[None, :] < V, below_TV, LOWEST)
     mass_TV = exp2(below_TV, PTX)
-    noisy_TV = below_TV - _negative_gumbel(key_0_T[:, None], key_1_T[:, None], token_V[None, :], PTX)
+    noisy_TV = below_TV - negative_gumbel(key_0_T[:, None], key_1_T[:, None], token_V[None, :], PTX)
     return tl.sum(mass_TV, 1), tl.sum(mass_TV * below_TV, 1), tl.max(noisy_TV, 1)
 
 
@@ -367,6 +353,6 @@ def _merge(
 
     best_token_V = first_of_largest(below_P + best_P, tile_P, P) * BLOCK_V + token_V
     below_V = span * (top - distance_to_cap(tl.load(stored_row + best_token_V), softcap, PTX))
-    noise_V = _negative_gumbel(tl.load(key_T2 + row * 2), tl.load(key_T2 + row * 2 + 1), best_token_V, PTX)
+    noise_V = negative_gumbel(tl.load(key_T2 + row * 2), tl.load(key_T2 + row * 2 + 1), best_token_V, PTX)
     candidate = first_of_largest(tl.where(best_token_V < V, below_V - noise_V, LOWEST), best_token_V, V)
     tl.store(candidate_T + row, candidate.to(tl.int64))

@@ -1,0 +1,109 @@
+"""The fields of `/v1/chat/completions`, and the constraint of a chat."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from gesso.errors import InputError
+from gesso.serve.fields import Choices, Count, Fields, Objects, SchemaOptionFields, example
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+SCHEMA_IN_PROMPT = Field(default=True, description="Add the JSON schema of the answer to the last message.")
+
+
+class SchemaFields(Fields):
+    """A JSON schema for the answer. It is always enforced; `strict` changes nothing."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field(default={"type": "object"}, alias="schema")
+    strict: bool | None = None
+
+
+class FormatFields(Fields):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: SchemaFields | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("give json_schema if and only if type is json_schema")
+        return self
+
+    @property
+    def requested_schema(self) -> dict[str, Any] | bool | None:
+        if self.json_schema is not None:
+            return self.json_schema.schema_
+        return {"type": "object"} if self.type == "json_object" else None
+
+
+class ChosenFunction(Fields):
+    name: str
+
+
+class ChosenTool(Fields):
+    type: Literal["function"] = "function"
+    function: ChosenFunction
+
+
+class ChatFields(Choices):
+    model_config = example({"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 64})
+
+    messages: Objects = Field(
+        description="A content is text, or a list of parts: text, and image_url if the model sees images."
+    )
+    max_completion_tokens: Count | None = Field(default=None, description="Like max_tokens; the smaller one counts.")
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Objects | None = None
+    tool_choice: Literal["auto", "none", "required"] | ChosenTool = "auto"
+    parallel_tool_calls: bool | None = Field(default=None, description="With false, an answer has at most one call.")
+    response_format: FormatFields = FormatFields()
+    reasoning_effort: Effort | None = None
+    thinking: bool | None = Field(default=None, description="Think before the answer, like any effort above minimal.")
+    schema_in_prompt: bool = SCHEMA_IN_PROMPT
+    schema_options: SchemaOptionFields | None = Field(default=None, description="With a JSON schema as the format.")
+
+    @property
+    def ignored(self) -> dict[str, str]:
+        return {"top_logprobs": "it needs logprobs: true"} if self.top_logprobs and not self.logprobs else {}
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The smaller of the two names for the same limit."""
+        given = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
+        return min(given, default=None)
+
+    def constraint(self, json_schema: dict[str, Any] | bool | None = None) -> dict[str, Any] | None:
+        found = super().constraint(self.response_format.requested_schema if json_schema is None else json_schema)
+        if found and self.tool_choice not in ("auto", "none"):
+            raise InputError(f"{next(iter(found))} and tool_choice were given; only one constraint is allowed")
+        choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump()
+        parallel = self.parallel_tool_calls is not False
+        return whole_constraint(found, self.tools or [], choice, parallel, self.thinks, self.schema_options)
+
+    @property
+    def thinks(self) -> bool:
+        return thinks(self.reasoning_effort) if self.thinking is None else self.thinking
+
+
+def whole_constraint(
+    found: dict[str, Any] | None,
+    tools: list[dict[str, Any]],
+    choice: str | dict[str, Any],
+    parallel: bool,
+    thinks: bool,
+    options: SchemaOptionFields | None,
+) -> dict[str, Any] | None:
+    """Return the constraint of a chat for `Guides.compile`: the one that was `found`, or that on its tool calls."""
+    if options is not None:
+        if found is None or "json_schema" not in found:
+            raise InputError("schema_options: they need a JSON schema; leave them out")
+        found = {**found, "schema_options": options.model_dump()}
+    if found is None and choice != "none" and (tools or choice != "auto"):
+        found = {"tools": tools, "choice": choice, "parallel": parallel}
+    return {**found, "thinking": True} if found and thinks else found
+
+
+def thinks(effort: str | None) -> bool:
+    return effort not in (None, "none", "minimal")

@@ -1,0 +1,123 @@
+"""The fields of the endpoints that take a text: completions, edits, decisions and tokenization."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from gesso.engine.decision import CHOICES
+from gesso.serve.fields import Choices, Common, Constraint, Count, Fields, ModelFields, Objects, Texts, Tokens, example
+
+
+def _kind_of_prompt(value: Any) -> str:
+    """Return the kind of prompt by its first item, so that pydantic validates only that kind."""
+    if not isinstance(value, list):
+        return "text"
+    first = value[0] if value else 0
+    return "texts" if isinstance(first, str) else "token lists" if isinstance(first, list) else "tokens"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Tokens, Tag("tokens")]
+    | Annotated[Texts, Tag("texts")]
+    | Annotated[list[Tokens], Field(fail_fast=True), Tag("token lists")],
+    Discriminator(_kind_of_prompt),
+]
+
+
+class CompletionFields(Choices):
+    model_config = example({"prompt": "def mean(values):\n    ", "max_tokens": 64, "diffusion": {"steps": 24}})
+
+    prompt: Prompt
+    suffix: str = Field(default="", description="Text after the missing text.")
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(default=None, description="0 needs echo.")
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool = Field(default=False, description="Return the log-probabilities of the prompt; writes no text.")
+    best_of: Count = Field(default=1, description="With a suffix: generate this many texts, return the most likely.")
+
+    @model_validator(mode="after")
+    def _check_echo(self) -> Self:
+        if not self.echo:
+            if self.max_tokens == 0:
+                raise ValueError("max_tokens: 0 needs echo: true; otherwise give at least 1")
+            return self
+        if self.logprobs is None or self.max_tokens not in (0, 1):
+            raise ValueError("echo needs logprobs, and max_tokens: 0 or 1: it scores the prompt and writes no text")
+        if self.n > 1 or self.stream or self.suffix or self.diffusion.model_fields_set or Constraint.constraint(self):
+            raise ValueError("echo cannot be combined with n, stream, suffix, diffusion or a constraint")
+        return self
+
+    @model_validator(mode="after")
+    def _check_suffix(self) -> Self:
+        if not self.suffix:
+            if self.best_of > 1:
+                raise ValueError("best_of needs a suffix: only infill chooses among several texts")
+            return self
+        if self.best_of > 1 and self.n > 1:
+            raise ValueError("n must be 1 with best_of")
+        if not isinstance(self.prompt, str):
+            raise ValueError("suffix needs a single prompt, as text")
+        unsupported = ("logprobs", "choice", "regex", "grammar")
+        given = [name for name in unsupported if getattr(self, name) is not None]
+        if self.diffusion.pins:
+            given.append("diffusion.pins")
+        if given:
+            raise ValueError(f"{given[0]} is not supported together with suffix")
+        return self
+
+
+class DecideFields(ModelFields):
+    """Texts to choose from, after a prompt."""
+
+    model_config = example({"messages": [{"role": "user", "content": "Is 7 a prime?"}], "choices": ["yes", "no"]})
+
+    messages: Objects | None = Field(default=None, description="A conversation; a choice is a whole answer.")
+    prompt: str | None = Field(default=None, description="A text; a choice continues it. Give either this or messages.")
+    choices: Annotated[list[str], Field(fail_fast=True, min_length=2, max_length=CHOICES)]
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
+class EditFields(Common):
+    """A span of a text to rewrite."""
+
+    model_config = example({"input": "The sky is green.", "span": [11, 16], "seed": 1})
+
+    input: str
+    span: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)] = Field(
+        description="Start and end of the span in characters; the end is excluded."
+    )
+    instruction: str | None = None
+    level: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="Below 1: share of the span's tokens to rewrite."
+    )
+    n: Count = 1
+    max_tokens: Count | None = None
+
+
+class TokenizeFields(Fields):
+    model_config = example({"prompt": "To be"})
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Objects | None = None
+    tools: Objects | None = None
+    add_special_tokens: bool = Field(default=True, description="Begin with the bos token.")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
+class DetokenizeFields(Fields):
+    model_config = example({"tokens": [300, 301]})
+
+    model: str | None = None
+    tokens: Tokens
+    skip_special_tokens: bool = False
