@@ -68,7 +68,7 @@ def look_up(words: Sequence[str]) -> Fill:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1000, help="items of the test split, as `gesso eval --count`")
+    parser.add_argument("--count", type=int, default=500, help="items of the test split, as `gesso eval --count`")
     asked = parser.parse_args(arguments)
     task = Words()
     try:

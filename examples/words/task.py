@@ -16,11 +16,12 @@ HIDDEN = 0.3  # share of the letters
 
 
 class Words:
-    """Words of a split in random order, each with a third of its letters hidden."""
+    """Words of a split in random order, each with 30 % of its letters hidden."""
 
     name = "words"
     scores = ("exact", "valid", "recovery")
-    options: Mapping[str, Any] = MappingProxyType({"max_new_tokens": LONGEST + 2})
+    # One answer is right, so every way of decoding takes the most likely letter.
+    options: Mapping[str, Any] = MappingProxyType({"max_new_tokens": LONGEST + 2, "greed": 1.0})
 
     def items(self, split: str, count: int, seed: int) -> Iterator[Item]:
         check_draw(split, count)
