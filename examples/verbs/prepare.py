@@ -1,7 +1,7 @@
-"""Write what training reads: python -m examples.words.prepare
+"""Write what training reads: python -m examples.verbs.prepare
 
-data/words/train.jsonl    one row per training sequence and round, with random letters hidden
-data/words/model/         shape and tokenizer of the model; the tokenizer has one token per character
+data/verbs/train.jsonl    one row per training sequence and round, with random letters hidden
+data/verbs/model/         shape and tokenizer of the model; the tokenizer has one token per character
 """
 
 import json
@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterator
 
 from examples.letters import write_shape
-from examples.words.domain import FILE, hide, prompt, sequences
+from examples.verbs.domain import FILE, hide, prompt, sequences
 from gesso.errors import InputError
 
-ROUNDS = 4  # rows per sequence
-SHARES = (0.2, 0.9)  # of the letters hidden: more than in the test, so that a row teaches more letters
+ROUNDS = 12  # rows per sequence
+SHARES = (0.2, 0.9)  # of the letters hidden; the test hides 60 %
 
 
 def rows() -> Iterator[dict[str, str]]:
