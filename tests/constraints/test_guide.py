@@ -1,4 +1,4 @@
-"""Every text matches its constraint, whatever the model predicts, and the search finds the most likely one."""
+"""Every text matches its constraint, whatever the model predicts."""
 
 import itertools
 import json
@@ -292,7 +292,7 @@ def test_random_weights_are_valid_under_any_schema(tiny, part):
     check()
 
 
-# --- tool calls ---
+# --- the command line ---
 
 
 def test_command_line_constraints(main, tmp_path):
