@@ -25,7 +25,7 @@ from gesso.eval.paired import compare, read_runs
 from gesso.eval.plot import Point, Series, svg
 
 CANVAS, TOKENS = "canvas", "token by token"
-LIMITS = (1, 2, 4, 8, 16, 32)
+LIMITS = (1, 2, 4, 8, 16, 32, 48)
 # All settings that a way does not name are the checkpoint's.
 WAYS: Mapping[str, Mapping[str, Any]] = {
     CANVAS: {},

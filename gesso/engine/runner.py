@@ -32,7 +32,8 @@ from gesso.images.tokens import is_image
 from gesso.model.cache import KVCache
 
 ROWS = 32  # positions whose logits are in memory at once
-CHECKING = 0.005  # seconds after which a check of a prediction goes on as part of the search
+# Seconds after which the checks of a pass's predictions go on as parts of searches: all of them together, and each.
+CHECKING, LEAST_CHECKING = 0.005, 0.0005
 LEAST_SEARCHING = 0.001  # seconds of searches beside a pass, however short it is
 
 
@@ -103,6 +104,7 @@ class Runner:
         self.backend, self.model = backend, backend.model
         self.seen = Seen(backend.see, self.model.device)
         self.captures = backend.captures and isinstance(source, HashSource)  # custom sources draw on the host
+        self.checked_enough = deadline(CHECKING)  # whether the checks after the last pass have used up their time
         # Logits for a search overtake the kernels of a pass, on a stream of higher priority.
         self.aside = torch.cuda.Stream(self.model.device, priority=-2) if self.model.device.type == "cuda" else None
 
@@ -120,6 +122,11 @@ class Runner:
 
         Call `launched` when the device has its work, before reading the results.
         """
+        found = self._run(work, cache, launched)
+        self.checked_enough = deadline(CHECKING)
+        return found
+
+    def _run(self, work: Sequence[Work], cache: KVCache, launched: Callable[[], None]) -> list[Outcome | Encoded]:
         work = sorted(work, key=lambda item: [len(text) for text in item.texts])  # fewer distinct shapes of passes
         requests = [running for item in work if (running := item.denoising) is not None]
         if self.captures:
@@ -343,7 +350,8 @@ class Runner:
 
         def constrained() -> Canvas | Search:
             try:
-                with pausing(deadline(CHECKING)):
+                least = deadline(LEAST_CHECKING)
+                with pausing(lambda: self.checked_enough() and least()):
                     found = checked()
             except Paused:
                 return search(None)

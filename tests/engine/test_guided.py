@@ -118,6 +118,7 @@ def test_a_search_pauses_when_the_pass_is_over_and_finds_the_same_text(pair, mon
     expected = outcome(plain, requests(plain))
     monkeypatch.setattr(runner, "LEAST_SEARCHING", 0.0)
     monkeypatch.setattr(runner, "CHECKING", 0.0)  # checks pause as well
+    monkeypatch.setattr(runner, "LEAST_CHECKING", 0.0)
     paused, run = [], graphed.engine.searches.run
 
     def counted(is_over):

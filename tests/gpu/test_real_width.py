@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from gesso.backends.cuda import CudaBackend
-from gesso.backends.cuda.kernels import vocab
+from gesso.backends.cuda.kernels import vocab, within
 from gesso.backends.cuda.kernels.asked import logits_of
 from gesso.backends.torch import TorchBackend
 from gesso.checkpoint.parameters import assign
 from gesso.checkpoint.quantize.formats import FORMATS, format_of, is_expert
-from gesso.diffusion.hash import position_keys
+from gesso.diffusion.hash import draw, position_keys
 from gesso.diffusion.prediction import LIKELY, TOP
+from gesso.diffusion.truncation import truncated
 from gesso.engine.engine import Engine
 from gesso.engine.request import Request, Score
 from gesso.settings import Diffusion
@@ -179,3 +180,21 @@ def test_asked_logits_are_those_of_the_prediction(record_property, packed):
         place_U = torch.searchsorted(tokens_U, part)
         assert torch.equal(logits_of(hidden_CH, head_VH, 30.0, part), asked_CU[:, place_U])
         assert torch.equal(logits_of(hidden_CH[7:], head_VH, 30.0, part), asked_CU[7:, place_U])
+
+
+@pytest.mark.parametrize("settings", [{"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.05}], ids=str)
+def test_restricted_draws_are_those_of_a_sort_of_all_logits(record_property, settings):
+    """Where the probability of a nucleus is top_p up to rounding, one token more or less may be allowed."""
+    positions, vocabulary, chosen = *((9, 700) if DRY_RUN else (256, 262_144)), Diffusion(**settings)
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    product_CV = 4 * torch.randn(positions, vocabulary, generator=generator, device=DEVICE)
+    product_CV = product_CV.to(torch.float16 if DRY_RUN else torch.bfloat16)
+    key_C2 = position_keys(1, 0, 0, 2, positions, DEVICE)
+    found_C = within.draw_within(chosen, product_CV, 30.0, 0.8, key_C2)
+    pairs = zip(product_CV.split(32), key_C2.split(32), strict=True)
+    logits = ((30 * torch.tanh(product_RV.float() / 30) / 0.8, key_R2) for product_RV, key_R2 in pairs)
+    expected_C = torch.cat([draw(truncated(chosen, logits_RV), key_R2) for logits_RV, key_R2 in logits])
+    record_property("same", share := (found_C == expected_C).double().mean().item())
+    assert share >= 0.99
+    again_C = within.draw_within(chosen, product_CV[5:8], 30.0, 0.8, key_C2[5:8])
+    assert torch.equal(again_C, found_C[5:8])
