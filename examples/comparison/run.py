@@ -32,6 +32,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     TOKENS: {"sampler": "autoregressive", "greed": 1.0},
     f"{TOKENS}, sampled": {"sampler": "autoregressive"},
     "verified": {"preset": "verified"},
+    f"{CANVAS}, greedy": {"greed": 1.0},
     **{f"{CANVAS}, {limit} step{'s' * (limit > 1)}": {"steps": limit} for limit in LIMITS},
 }
 
@@ -138,7 +139,7 @@ def write(out: Path, latest: str) -> None:
 
 
 def plot(name: str, shown: str, found: Mapping[str, Measured]) -> str:
-    canvas = {way: one for way, one in found.items() if way.startswith(CANVAS)}
+    canvas = {way: one for way, one in found.items() if WAYS[way].keys() <= {"steps"}}
     others = {way: one for way, one in found.items() if way not in canvas}
     lines = [Series(CANVAS, [_point(way, one) for way, one in canvas.items()])] if canvas else []
     lines += [Series(way, [_point(way, one)], connected=False) for way, one in others.items()]

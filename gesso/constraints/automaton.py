@@ -16,7 +16,16 @@ from threading import RLock
 import numpy as np
 from numpy.typing import NDArray
 
-from gesso.constraints.budget import Paused, TookTooLong, at_most, held, may_pause, pause_if_over
+from gesso.constraints.budget import (
+    Paused,
+    TookTooLong,
+    at_most,
+    check_time,
+    give_way_to_passes,
+    held,
+    may_pause,
+    pause_if_over,
+)
 from gesso.constraints.limits import Limits
 from gesso.constraints.term import FAR, NOTHING, Term
 from gesso.constraints.terms import ANYTHING
@@ -132,6 +141,7 @@ class Automaton:
         began = time.thread_time()
         try:
             with held(self._lock), at_most(self.limits.row_terms, seconds):
+                check_time()
                 if not self.filled_S[state]:  # by another thread
                     self._fill_row(state)
         finally:
@@ -193,4 +203,4 @@ class Automaton:
 @cache
 def _thread() -> ThreadPoolExecutor:
     """Return the thread that makes slow rows."""
-    return ThreadPoolExecutor(1, "gesso-rows")
+    return ThreadPoolExecutor(1, "gesso-rows", give_way_to_passes)

@@ -1,5 +1,8 @@
 """Bound the terms that a block of code makes, and its time, and let a block pause. Some constraints have exponential
 size.
+
+Threads beside an engine give way to its passes on a GPU. They share one lock, Python's, which every operation on
+tensors releases: while another thread computes, each of the hundreds of operations of a step waits for it.
 """
 
 import math
@@ -14,6 +17,7 @@ from typing import TypeVar
 from gesso.errors import InputError
 
 LOCKED_SECONDS = 0.001  # that a block of `pausing` waits for another thread
+WORK_SECONDS, REST_SECONDS = 0.0005, 0.002  # in turns, of a thread that gives way
 
 T = TypeVar("T")
 Awaited = Future[None] | None  # the work of another thread that code waits for before it can go on
@@ -36,9 +40,12 @@ class _Budget(threading.local):
     left: int | None = None
     deadline = math.inf  # in seconds of this thread's CPU time
     is_over: Callable[[], bool] | None = None
+    gives_way = False
+    rested = 0.0  # when it last gave way
 
 
 _budget = _Budget()
+_going_first = 0  # blocks of `going_first` under way
 
 
 @contextmanager
@@ -69,6 +76,7 @@ def count_term() -> None:
 
 def check_time() -> None:
     """Raise InputError if the block of `at_most` has taken too long. Work that makes no terms has to call it."""
+    _give_way()
     if time.thread_time() > _budget.deadline:
         raise TookTooLong(
             "the constraint takes too long to compile (limits.seconds); simplify its patterns and conditions, or use "
@@ -88,6 +96,7 @@ def pausing(is_over: Callable[[], bool]) -> Iterator[None]:
 
 def pause_if_over() -> None:
     """Pause if the block of `pausing` has to stop."""
+    _give_way()
     if _budget.is_over is not None and _budget.is_over():
         raise Paused
 
@@ -95,6 +104,28 @@ def pause_if_over() -> None:
 def may_pause() -> bool:
     """Return whether this is a block of `pausing`."""
     return _budget.is_over is not None
+
+
+@contextmanager
+def going_first(applies: bool) -> Iterator[None]:
+    """Let threads that give way work a fifth of the time while the block runs, if it `applies`."""
+    global _going_first
+    _going_first += applies
+    try:
+        yield
+    finally:
+        _going_first -= applies
+
+
+def give_way_to_passes() -> None:
+    """Make this thread one that gives way."""
+    _budget.gives_way = True
+
+
+def _give_way() -> None:
+    if _budget.gives_way and _going_first and time.monotonic() - _budget.rested >= WORK_SECONDS:
+        time.sleep(REST_SECONDS)
+        _budget.rested = time.monotonic()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from gesso.backends import Backend, for_model
-from gesso.constraints.budget import deadline
+from gesso.constraints.budget import deadline, going_first
 from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.noise import HashSource, Source
 from gesso.engine.adapters import AdapterTable
@@ -86,7 +86,8 @@ class Engine:
         if work := self.scheduler.plan([job for job in self.scheduler.running if not self.searches.holds(job.id)]):
             pass_error = None
             try:
-                self._pass(work)
+                with going_first(self.runner.captures):
+                    self._pass(work)
             except Exception as error:
                 pass_error = error
             if pass_error is not None:  # outside of `except`: an error being handled keeps the tensors of its frames

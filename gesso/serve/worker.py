@@ -23,6 +23,7 @@ import torch
 
 from gesso.api import Gesso
 from gesso.chat.prompt import Prompt
+from gesso.constraints.budget import give_way_to_passes
 from gesso.engine.decision import decision_request
 from gesso.engine.driver import PlanRun
 from gesso.engine.events import Commit, Done, Draft, Event, Likely, Result, Scored
@@ -80,7 +81,7 @@ class Worker:
         self.model, self.engine, self.driver, self.send = model, model.engine, model.driver, send
         self.jobs: dict[int, Job] = {}  # by the server's id
         self.share = places_of_plan(len(self.engine.scheduler.rows), model.model.device.type)
-        self.side, self.loader = ThreadPoolExecutor(1), AdapterLoader(model, send)
+        self.side, self.loader = ThreadPoolExecutor(1, "gesso-side", give_way_to_passes), AdapterLoader(model, send)
         self.status, self.collector = Heartbeat(), Collector()
         self.measured = float("-inf")  # time of the last measurement of usage
 

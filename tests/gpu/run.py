@@ -68,9 +68,11 @@ GROUPS = (
         (
             "tests/backends/cuda/test_adapters.py",
             "tests/backends/cuda/test_advance.py",
+            "tests/backends/cuda/test_asked.py",
             "tests/backends/cuda/test_embed.py",
             "tests/backends/cuda/test_hash.py",
             "tests/backends/cuda/test_vocab.py",
+            "tests/backends/cuda/test_within.py",
         ),
         memory=4,
         limit=240,

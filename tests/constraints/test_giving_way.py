@@ -1,0 +1,57 @@
+"""Threads that work on constraints beside an engine give way to its passes."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gesso.constraints import budget
+from gesso.constraints.automaton import Automaton
+from gesso.constraints.budget import give_way_to_passes, going_first
+from gesso.constraints.limits import Limits
+from gesso.constraints.regex import regex_term
+from gesso.engine.engine import Engine
+from tests.engine_requests import request, result
+
+
+@pytest.fixture
+def rests(monkeypatch):
+    """The rests of all threads, which take no time and are due at once."""
+    found = []
+    monkeypatch.setattr(budget.time, "sleep", found.append)
+    monkeypatch.setattr(budget, "WORK_SECONDS", 0.0)
+    return found
+
+
+def make_states():
+    return Automaton(regex_term("(a|b)*a(a|b){6}"), Limits()).fill_all(1000)
+
+
+def test_a_thread_beside_a_pass_rests_and_no_other_does(rests):
+    with ThreadPoolExecutor(1, initializer=give_way_to_passes) as beside:
+        assert beside.submit(make_states).result() and not rests  # no pass
+        with going_first(True):
+            assert make_states() and not rests  # the engine's own thread
+            assert beside.submit(make_states).result()
+        assert len(rests) > 1 and set(rests) == {budget.REST_SECONDS}
+        del rests[:]
+        with going_first(False):
+            assert beside.submit(make_states).result()
+        assert beside.submit(make_states).result() and not rests
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_passes_on_a_gpu_go_first(tiny, monkeypatch, captures):
+    engine, seen = Engine(tiny.model, tiny.decode), []
+    run = engine.runner.run
+
+    def watched(*work):
+        seen.append(budget._going_first)
+        engine.runner.captures = False  # there is nothing to replay on a CPU
+        found = run(*work)
+        engine.runner.captures = captures
+        return found
+
+    monkeypatch.setattr(engine.runner, "run", watched)
+    engine.runner.captures = captures
+    result(engine, request(max_new_tokens=4))
+    assert set(seen) == {int(captures)} and budget._going_first == 0
