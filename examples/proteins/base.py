@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import gesso
+from examples.letters import without_merges
 from gesso.errors import InputError
 
 
@@ -24,8 +25,7 @@ def write_base(out: Path) -> None:
     shutil.copytree(source, out, ignore=shutil.ignore_patterns("README.md"))
     path = out / "tokenizer.json"
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    tokenizer["model"]["merges"] = []
-    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+    path.write_text(json.dumps(without_merges(tokenizer)), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
