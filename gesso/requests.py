@@ -53,6 +53,10 @@ class RequestModel(Protocol):
     ) -> Prompt:
         """Return a conversation as the model reads it."""
 
+    @property
+    def request(self) -> Callable[..., Request]:
+        """Builds the request of a text with `text_request`."""
+
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str: ...
 
 
@@ -155,9 +159,7 @@ def chat_request(
         messages = with_schema(messages, schema)
     prompt = model.prompt(messages, tools=shown, thinking=thinking)
     checked = validate if guide or schema is not None else None
-    return text_request(
-        model, prompt, guide=guide, guide_optional=optional, thinking=thinking, validate=checked, **options
-    )
+    return model.request(prompt, guide=guide, guide_optional=optional, thinking=thinking, validate=checked, **options)
 
 
 def decision_request(

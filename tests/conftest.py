@@ -33,31 +33,31 @@ SLOW = {
     "backends/cpu/test_products.py", "backends/cuda/test_adapter_bank.py", "backends/cuda/test_adapters.py",
     "backends/cuda/test_attention.py", "backends/cuda/test_experts.py", "backends/cuda/test_experts_four_bit.py",
     "backends/cuda/test_hash.py", "backends/cuda/test_mixture.py", "backends/cuda/test_model.py",
-    "backends/cuda/test_streaming.py", "backends/cuda/test_vocab.py", "bench/test_bench.py", "bench/test_cpu.py",
-    "bundled/test_bundled.py", "checkpoint/quantize/test_command.py", "checkpoint/quantize/test_convert.py",
-    "checkpoint/quantize/test_export_compressed_tensors.py", "checkpoint/test_compressed_tensors.py",
-    "checkpoint/test_hub.py", "checkpoint/test_huggingface.py", "checkpoint/test_malformed.py",
-    "checkpoint/test_push.py", "cli/test_chat.py", "cli/test_cli.py", "cli/test_completion.py", "cli/test_distill.py",
-    "cli/test_models.py", "cli/test_rewriting.py", "cli/test_sudoku.py", "cli/test_train.py",
-    "cli/test_train_data.py", "constraints/test_guide.py", "constraints/test_hostile.py", "constraints/test_pins.py",
-    "diffusion/test_samplers.py", "diffusion/test_settle.py", "distill/test_record.py", "docs/test_code.py",
-    "docs/test_examples.py", "docs/test_outputs.py", "docs/test_site.py", "docs/test_training.py",
-    "engine/test_adapters.py", "engine/test_ending.py", "engine/test_engine.py", "engine/test_faults.py",
-    "engine/test_final_text.py", "engine/test_generation_parity.py", "engine/test_graphs.py", "engine/test_guided.py",
-    "engine/test_images.py", "engine/test_prefix_files.py", "engine/test_scheduler.py", "engine/test_scoring.py",
-    "engine/test_verified.py", "eval/test_answers.py", "eval/tune/test_run.py", "examples/test_make_data.py",
-    "examples/test_sudoku_bank.py", "examples/test_sudoku_pictures.py", "images/test_process.py",
-    "images/test_read.py", "infill/test_boundary.py", "infill/test_edit.py", "infill/test_infill.py",
-    "info/test_hardware.py", "load/test_hot_load.py", "load/test_joining.py", "model/test_parity.py",
-    "model/test_vision.py", "test_api.py", "test_gpu_suite.py", "test_image_prompts.py", "test_settings.py",
-    "test_wheel.py", "train/test_distilled.py", "train/test_export.py", "train/test_held_out.py",
-    "train/test_images.py", "train/test_lora.py", "train/test_metrics.py", "train/test_objective.py",
-    "train/test_prepare.py", "train/test_resuming.py", "train/test_shared_recipe.py", "train/test_trainer.py",
-    "train/test_vocabulary.py",
+    "backends/cuda/test_streaming.py", "backends/cuda/test_vocab.py", "backends/cuda/test_within.py",
+    "bench/test_bench.py", "bench/test_cpu.py", "bundled/test_bundled.py", "checkpoint/quantize/test_command.py",
+    "checkpoint/quantize/test_convert.py", "checkpoint/quantize/test_export_compressed_tensors.py",
+    "checkpoint/test_compressed_tensors.py", "checkpoint/test_hub.py", "checkpoint/test_huggingface.py",
+    "checkpoint/test_malformed.py", "checkpoint/test_push.py", "cli/test_chat.py", "cli/test_cli.py",
+    "cli/test_completion.py", "cli/test_distill.py", "cli/test_models.py", "cli/test_rewriting.py",
+    "cli/test_sudoku.py", "cli/test_train.py", "cli/test_train_data.py", "constraints/test_guide.py",
+    "constraints/test_hostile.py", "constraints/test_pins.py", "diffusion/test_samplers.py",
+    "diffusion/test_settle.py", "distill/test_record.py", "docs/test_code.py", "docs/test_examples.py",
+    "docs/test_outputs.py", "docs/test_site.py", "docs/test_training.py", "engine/test_adapters.py",
+    "engine/test_ending.py", "engine/test_engine.py", "engine/test_faults.py", "engine/test_final_text.py",
+    "engine/test_generation_parity.py", "engine/test_graphs.py", "engine/test_guided.py", "engine/test_images.py",
+    "engine/test_prefix_files.py", "engine/test_scheduler.py", "engine/test_scoring.py", "engine/test_verified.py",
+    "eval/test_answers.py", "eval/tune/test_run.py", "examples/test_make_data.py", "examples/test_sudoku_bank.py",
+    "examples/test_sudoku_pictures.py", "images/test_process.py", "images/test_read.py", "infill/test_boundary.py",
+    "infill/test_edit.py", "infill/test_infill.py", "info/test_hardware.py", "load/test_hot_load.py",
+    "load/test_joining.py", "model/test_parity.py", "model/test_vision.py", "test_api.py", "test_gpu_suite.py",
+    "test_image_prompts.py", "test_settings.py", "test_wheel.py", "train/test_distilled.py", "train/test_export.py",
+    "train/test_held_out.py", "train/test_images.py", "train/test_lora.py", "train/test_metrics.py",
+    "train/test_objective.py", "train/test_prepare.py", "train/test_resuming.py", "train/test_shared_recipe.py",
+    "train/test_trainer.py", "train/test_vocabulary.py",
 }  # fmt: skip
-# In tests/serve.
 WITHOUT_SERVER = {
-    "test_page.py", "test_prepare.py", "test_remote_images.py", "test_shares.py", "test_stored.py", "test_worker.py",
+    "serve/test_page.py", "serve/test_prepare.py", "serve/test_remote_images.py", "serve/test_shares.py",
+    "serve/test_stored.py", "serve/test_worker.py",
 }  # fmt: skip
 # Fast tests in slow files, so that `make check` covers every package.
 CORE = (
@@ -76,13 +76,14 @@ CORE = (
 
 def starts_server(path: Path) -> bool:
     """Return whether a test file, relative to `tests`, starts a server."""
-    return path.parts[0] == "attack" or (path.parts[0] == "serve" and path.name not in WITHOUT_SERVER)
+    return path.parts[0] in ("attack", "serve") and str(path) not in WITHOUT_SERVER
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by what they need, so that `make check` can leave them out, and run slow files first.
 
-    The processes of pytest-xdist take one file after the other. A slow one at the end would run alone.
+    The processes of pytest-xdist take one file after the other. A slow one at the end would run alone. Files with a
+    server wait most of their time, so they alternate with the slow files without one, which compute.
     """
     if "triton" in sys.modules and not torch.cuda.is_available():
         speed_up()
@@ -95,11 +96,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if fixtures & {"studio", "browser"}:
             item.add_marker("browser")
 
-    def is_fast(item: pytest.Item) -> bool:
-        path = item.path.relative_to(TESTS)
-        return str(path) not in SLOW and not starts_server(path)
-
-    items.sort(key=is_fast)
+    files = dict.fromkeys(item.path.relative_to(TESTS) for item in items)
+    servers = [path for path in files if starts_server(path)]
+    others = [path for path in files if str(path) in SLOW]
+    place = {path: i / len(group) for group in (servers, others) for i, path in enumerate(group)}
+    items.sort(key=lambda item: place.get(item.path.relative_to(TESTS), 1.0))
 
 
 def pytest_collection_finish() -> None:

@@ -39,12 +39,12 @@ def test_public_names_of_result_and_model(tiny):
 
 
 def test_stream_yields_drafts_then_commit_per_canvas_then_done(tiny):
-    events = list(tiny.stream("abc", max_new_tokens=40, steps=3, stopping="fixed", canvas_length=16, seed=1))
+    events = list(tiny.stream("abc", max_new_tokens=40, steps=3, stopping="fixed", canvas_length=16, seed=2))
     assert [type(e) for e in events] == [Draft] * 3 + [Commit] + [Draft] * 3 + [Commit] + [Draft] * 3 + [Commit, Done]
     draft = events[1]
     assert len(draft.tokens) == len(draft.entropy) == len(draft.stable) == 16
     assert draft.text == tiny.decode(draft.tokens)
-    again = tiny.generate("abc", max_new_tokens=40, steps=3, stopping="fixed", canvas_length=16, seed=1)
+    again = tiny.generate("abc", max_new_tokens=40, steps=3, stopping="fixed", canvas_length=16, seed=2)
     assert events[-1].result.tokens == again.tokens
 
 

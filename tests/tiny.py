@@ -38,7 +38,7 @@ CONFIG = {
         "num_global_key_value_heads": 1,
         "sliding_window": 128,
         "layer_types": ["sliding_attention", "full_attention"],
-        "num_experts": 8,
+        "num_experts": 4,
         "top_k_experts": 2,
         "moe_intermediate_size": 32,
         "max_position_embeddings": 8192,

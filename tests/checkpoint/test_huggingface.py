@@ -281,7 +281,7 @@ def test_nan_and_infinite_weights_are_named(directory, bad):
         (lambda raw: raw.update(model_type="llama"), ["'llama'", "diffusion_gemma"]),
         (lambda raw: raw.pop("text_config"), ["text_config"]),
         (lambda raw: raw["text_config"].pop("num_experts"), ["num_experts"]),
-        (lambda raw: raw["text_config"].update(top_k_experts=9), ["top_k_experts 9", "num_experts 8"]),
+        (lambda raw: raw["text_config"].update(top_k_experts=9), ["top_k_experts 9", "num_experts 4"]),
         (lambda raw: raw["text_config"].update(num_key_value_heads=3), ["3 key/value heads", "4 query heads"]),
         (lambda raw: raw["text_config"].update(hidden_size=0), ["hidden_size", "from 1 to"]),
         (lambda raw: raw["text_config"].update(hidden_activation="silu"), ["hidden_activation", "'silu'"]),

@@ -89,7 +89,7 @@ def test_texts_equal_the_reference_token_for_token(tmp_path, seed, settings):
 
 
 @pytest.mark.parametrize("settings", [EARLY, NEVER], ids=["early", "never"])
-@pytest.mark.parametrize("seed", (2, 3, 4, 8, 9, 10))
+@pytest.mark.parametrize("seed", (3, 9, 10))  # together: both values of every flag
 def test_texts_after_images_equal_the_reference_token_for_token(tmp_path, seed, settings):
     reference = oracle.checkpoint(tmp_path / "model", seed, near_identity=True, config=oracle.seeing_config(seed))
     model = load_weights(open_source(tmp_path / "model"), torch.device("cpu"), torch.float32)

@@ -56,7 +56,7 @@ def outcome(g, requests):
 def test_graph_results_equal_eager_results(pair, options):
     def requests(g):
         shared = {"steps": 4, "canvas_length": 8, "max_new_tokens": 16, **options}
-        longer = [g.request("def fib(n):", seed=seed, **shared) for seed in (0, 1, 2**63 + 5)]
+        longer = [g.request("def fib(n):", seed=seed, **shared) for seed in (0, 2**63 + 5)]
         return [*longer, g.request("one two three", seed=3, pins={3: 7, 12: 9}, **shared)]
 
     plain, graphed = pair

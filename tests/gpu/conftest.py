@@ -9,7 +9,7 @@ from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 from tests import tiny as tiny_checkpoint
-from tests.gpu.device import DEVICE, DRY_RUN
+from tests.gpu.device import DEVICE, DRY_RUN, EXPERTS
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,7 +25,13 @@ def mini():
 
 
 # Suitable for the kernels of every precision.
-WIDTHS = {"hidden_size": 256, "intermediate_size": 128, "moe_intermediate_size": 64}
+WIDTHS = {"hidden_size": 256, "intermediate_size": 128, "moe_intermediate_size": 64, "num_experts": EXPERTS}
+
+
+@pytest.fixture(scope="session")
+def tiny_directory(tmp_path_factory):
+    """The tiny checkpoint with more experts than the tests on a CPU have time for."""
+    return tiny_checkpoint.make(tmp_path_factory.mktemp("tiny") / "model", num_experts=EXPERTS)
 
 
 @pytest.fixture(scope="session")

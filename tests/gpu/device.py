@@ -14,6 +14,7 @@ DRY_RUN = "GESSO_GPU_DRY_RUN" in os.environ
 DEVICE = torch.device("cpu" if DRY_RUN else "cuda")
 DTYPE = "float32" if DRY_RUN else "bfloat16"  # bfloat16 is slow on many CPUs
 BIG = "random:26b-a4b"
+EXPERTS = 8  # of the small checkpoints
 
 if DRY_RUN:
     random_weights.SHAPES["26b-a4b"] = {

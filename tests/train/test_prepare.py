@@ -37,8 +37,7 @@ def losses(asked):
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_losses_with_grouped_experts_equal_those_with_plain_ones(tmp_path, rows, monkeypatch, lora):
-    """The tiny checkpoint has 8 experts, 2 per token."""
-    model = make(tmp_path / "tiny")
+    model = make(tmp_path / "tiny", num_experts=8)  # 2 per token
     lr = 1e-4  # Adam's first steps have the size of the rate, even where rounding alone decides their direction
     grouped = losses(recipe(rows, tmp_path / "grouped", model, lora, lr))
     monkeypatch.setattr(trainer, "prepare", lambda model: None)
