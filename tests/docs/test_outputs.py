@@ -55,7 +55,7 @@ def test_a_command_on_a_page_prints_what_the_page_says(page, main, own_cache, tm
 
 
 def test_requests_on_the_pages_have_the_answers_that_the_pages_say(own_cache, tmp_path):
-    # tests/serve/test_adapters.py loads adapters, and test_images.py sends images. The guide about verbs trains a model.
+    # tests/serve/test_adapters.py loads adapters, and test_images.py sends images. One guide trains its model.
     others = "lora_adapter", "image_url", '"model": "verbs"'
     found = (block for page in pages() for block in code_blocks(page, "sh"))
     blocks = [block for block in found if not any(word in block for word in others)]
