@@ -1,7 +1,7 @@
 """Draw a graph as SVG: a question with its answer, or a run of a model, step by step.
 
     python -m examples.graphs.picture --out examples/graphs/question.svg --level hard
-    python -m examples.graphs.picture --model runs/graphs/model --out examples/graphs/settling.svg --seed 3
+    python -m examples.graphs.picture --model runs/graphs/model --out examples/graphs/settling.svg --seed 4
 
 The first command needs no model. The second takes the drafts of one run; edges that its answer lacks are dashed.
 """
