@@ -46,6 +46,7 @@ class _Budget(threading.local):
 
 _budget = _Budget()
 _going_first = 0  # blocks of `going_first` under way
+_waiting = 0  # threads that wait for a lock of another
 
 
 @contextmanager
@@ -123,7 +124,7 @@ def give_way_to_passes() -> None:
 
 
 def _give_way() -> None:
-    if _budget.gives_way and _going_first and time.monotonic() - _budget.rested >= WORK_SECONDS:
+    if _budget.gives_way and _going_first and not _waiting and time.monotonic() - _budget.rested >= WORK_SECONDS:
         time.sleep(REST_SECONDS)
         _budget.rested = time.monotonic()
 
@@ -131,8 +132,14 @@ def _give_way() -> None:
 @contextmanager
 def held(lock: RLock) -> Iterator[None]:
     """Hold a lock. A block of `pausing` pauses if another thread keeps it."""
-    if not lock.acquire(timeout=LOCKED_SECONDS if may_pause() else -1):
-        raise Paused
+    global _waiting
+    if not lock.acquire(blocking=False):
+        _waiting += 1  # whoever keeps the lock does not give way now
+        try:
+            if not lock.acquire(timeout=LOCKED_SECONDS if may_pause() else -1):
+                raise Paused
+        finally:
+            _waiting -= 1
     try:
         yield
     finally:

@@ -1,12 +1,13 @@
 """Threads that work on constraints beside an engine give way to its passes."""
 
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event, RLock
 
 import pytest
 
 from gesso.constraints import budget
 from gesso.constraints.automaton import Automaton
-from gesso.constraints.budget import give_way_to_passes, going_first
+from gesso.constraints.budget import give_way_to_passes, going_first, held
 from gesso.constraints.limits import Limits
 from gesso.constraints.regex import regex_term
 from gesso.engine.engine import Engine
@@ -37,6 +38,25 @@ def test_a_thread_beside_a_pass_rests_and_no_other_does(rests):
         with going_first(False):
             assert beside.submit(make_states).result()
         assert beside.submit(make_states).result() and not rests
+
+
+def test_a_thread_that_another_waits_for_does_not_rest(rests):
+    lock = RLock()
+    with ThreadPoolExecutor(1, initializer=give_way_to_passes) as beside, going_first(True):
+
+        def work():
+            with held(lock):
+                begun.set()
+                while not budget._waiting:
+                    pass
+                del rests[:]
+                return make_states(), len(rests)
+
+        begun = Event()
+        done = beside.submit(work)
+        begun.wait()
+        with held(lock):
+            assert done.result() == (True, 0) and budget._waiting == 0
 
 
 @pytest.mark.parametrize("captures", [False, True])
