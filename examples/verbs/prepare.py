@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterator
 
 from examples.letters import write_shape
-from examples.verbs.domain import FILE, hide, prompt, sequences
+from examples.verbs.domain import FILE, LENGTH, hide, prompt, sequences
 from gesso.errors import InputError
+from gesso.eval.task import SPLITS
 
 ROUNDS = 12  # rows per sequence
 SHARES = (0.2, 0.9)  # of the letters hidden; the test hides 60 %
@@ -32,8 +33,11 @@ def main() -> None:
     except InputError as error:
         sys.exit(str(error))
     FILE.with_name("train.jsonl").write_text("".join(lines), encoding="utf-8")
-    counts = ", ".join(f"{len(sequences(split)):,} {split}" for split in ("train", "validation", "test"))
-    print(f"{counts}; {len(lines):,} rows")
+    counts = {split: len(sequences(split)) for split in SPLITS}
+    given = len(set(FILE.read_text(encoding="utf-8").splitlines()))
+    print(f"{sum(counts.values()):,} of {given:,} different lines fit LETTER, FORMS and WIDTH")
+    print(", ".join(f"{count:,} {split}" for split, count in counts.items()) + f"; {len(lines):,} rows")
+    print(f"the recipe needs canvas_lengths = [{LENGTH + 3}], and max_length = {2 * LENGTH + 4} or more")
 
 
 if __name__ == "__main__":
