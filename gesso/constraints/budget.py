@@ -46,7 +46,7 @@ class _Budget(threading.local):
 
 _budget = _Budget()
 _going_first = 0  # blocks of `going_first` under way
-_waiting = 0  # threads that wait for a lock of another
+_waiting: set[int] = set()  # threads that wait for a lock; adding and discarding are atomic
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def going_first(applies: bool) -> Iterator[None]:
 
 
 def give_way_to_passes() -> None:
-    """Make this thread one that gives way."""
+    """Mark this thread as one that gives way."""
     _budget.gives_way = True
 
 
@@ -132,14 +132,13 @@ def _give_way() -> None:
 @contextmanager
 def held(lock: RLock) -> Iterator[None]:
     """Hold a lock. A block of `pausing` pauses if another thread keeps it."""
-    global _waiting
     if not lock.acquire(blocking=False):
-        _waiting += 1  # whoever keeps the lock does not give way now
+        _waiting.add(threading.get_ident())  # so that the thread that holds the lock does not rest
         try:
             if not lock.acquire(timeout=LOCKED_SECONDS if may_pause() else -1):
                 raise Paused
         finally:
-            _waiting -= 1
+            _waiting.discard(threading.get_ident())
     try:
         yield
     finally:

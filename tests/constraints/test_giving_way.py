@@ -56,7 +56,7 @@ def test_a_thread_that_another_waits_for_does_not_rest(rests):
         done = beside.submit(work)
         begun.wait()
         with held(lock):
-            assert done.result() == (True, 0) and budget._waiting == 0
+            assert done.result() == (True, 0) and not budget._waiting
 
 
 @pytest.mark.parametrize("captures", [False, True])
