@@ -6,6 +6,8 @@ mixing function is Chris Wellons' `lowbias32` (https://nullprogram.com/blog/2018
 B canvases, C positions of a canvas, V tokens of the vocabulary.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -34,11 +36,14 @@ def position_keys(
     Tensors [B] of several canvases give [B, C, 2], each as it would be alone.
     """
     words = (*halves(seed), canvas, step, stream)
-    # Hash plain integers on the host: on a GPU this takes a hundred launches. With a tensor among them, use the device.
-    where = device if any(isinstance(word, Tensor) for word in words) else torch.device("cpu")
-    x = torch.arange(2, dtype=torch.int32, device=where) * GOLDEN
-    for word in words:
-        x = mix(x ^ (word.int()[:, None] if isinstance(word, Tensor) else _int32(word))) + GOLDEN
+    numbers, where = [word for word in words if isinstance(word, int)], device
+    if len(numbers) < len(words):
+        x = torch.arange(2, dtype=torch.int32, device=where) * GOLDEN
+        for word in words:
+            x = mix(x ^ (word.int()[:, None] if isinstance(word, Tensor) else _int32(word))) + GOLDEN
+    else:  # on the host: on a GPU this would take a hundred launches
+        where = torch.device("cpu")
+        x = torch.tensor([_int32(_hash_of(numbers, half)) for half in range(2)], dtype=torch.int32)
     x = x.unsqueeze(-2)
     position_C1 = torch.arange(length, dtype=torch.int32, device=where)[:, None]
     key_C2 = mix(mix(position_C1 * GOLDEN ^ x) + x.flip(-1))
@@ -99,6 +104,17 @@ def draw(logits_CV: Tensor, key_C2: Tensor) -> Tensor:
 def send(values: Tensor, device: torch.device) -> Tensor:
     """Copy to a device through pinned memory. Otherwise, a copy to a GPU would first wait for all running kernels."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
+
+
+def _hash_of(words: Iterable[int], start: int) -> int:
+    """Return the hash of integers, as `mix` computes it, in plain arithmetic: tensors of two elements are slower."""
+    x = start * GOLDEN
+    for word in words:
+        x = (x ^ word) & 0xFFFFFFFF
+        x = (x ^ x >> 16) * _M1 & 0xFFFFFFFF
+        x = (x ^ x >> 15) * _M2 & 0xFFFFFFFF
+        x = ((x ^ x >> 16) + GOLDEN) & 0xFFFFFFFF
+    return x
 
 
 def _int32(word: int) -> int:

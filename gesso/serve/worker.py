@@ -23,7 +23,7 @@ import torch
 
 from gesso.api import Gesso
 from gesso.chat.prompt import Prompt
-from gesso.constraints.budget import give_way_to_passes
+from gesso.constraints.budget import give_way_to_passes, going_first
 from gesso.engine.decision import decision_request
 from gesso.engine.driver import PlanRun
 from gesso.engine.events import Commit, Done, Draft, Event, Likely, Result, Scored
@@ -92,7 +92,8 @@ class Worker:
                 self.report(send=inbox.empty())
                 message = self.next_message()
                 self.report(began=time.monotonic())
-                self.take(message)
+                with going_first(self.engine.runner.captures):
+                    self.take(message)
             self.report(began=time.monotonic())
             self.driver.step()
             self.announce()

@@ -20,6 +20,7 @@ class Attack:
     files: int | None = None
     broken: bool = False  # the server gets a checkpoint that does not load
     alone: bool = False  # without a bystander, because the server ends
+    seconds: float = 25.0  # for the attack and the time after it
 
     @property
     def name(self) -> str:
@@ -36,9 +37,9 @@ ATTACKS = (
     Attack("f", attacks.incomplete_heads, "closed; others are served; little log", own_server=True, files=FILES),
     Attack("g1", attacks.abandoned_regexes, "compilers end when their clients leave", constrained=True),
     Attack("g2", attacks.killed_server, "no survivors", own_server=True, alone=True),
-    Attack("g3", attacks.hostile_constraints, "200 or 400; other requests continue"),
+    Attack("g3", attacks.hostile_constraints, "200, 400, or 500 for an invalid answer; others continue", seconds=75),
     Attack("g4", attacks.harmless_constraints, "200; the yardstick for g3"),
-    Attack("h", attacks.scored_candidates, "200 or 400; other requests continue"),
+    Attack("h", attacks.scored_candidates, "200, 400, or 500 for an invalid answer; others continue", seconds=75),
     Attack("i", attacks.long_texts, "400, before it reaches the engine"),
     Attack("j", attacks.long_message, "200 or an error; /ready is correct", own_server=True, frame_bytes=16_384),
     Attack("k", attacks.stopped_engine, "503, then 200 by another engine", own_server=True),

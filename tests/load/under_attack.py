@@ -26,7 +26,7 @@ from tests.load.target import Outcome, Target
 from tests.load.wire import ask
 
 ALONE_SECONDS, ALONE_REQUESTS = 15.0, 40  # without load: until either is reached
-LEAST_SECONDS, MOST_SECONDS = 8.0, 25.0  # under each attack
+LEAST_SECONDS = 8.0  # under each attack
 AFTER_SECONDS = 6.0  # of them after the attack, when abandoned work shows
 RECOVERY_SECONDS = 10.0  # for an answer after the attack
 
@@ -102,7 +102,7 @@ def _attacked(
             target = Target(server.url, bad if attack.keys else None, server.pid, server.log)
             key = good if attack.keys else None
             if attack.alone:
-                return _row(attack, _run(attack, target, time.monotonic() + MOST_SECONDS))
+                return _row(attack, _run(attack, target, time.monotonic() + attack.seconds))
             return _beside(attack, target, key, alone)
     except InputError as error:  # the server did not start
         return _row(attack, skipped=str(error))
@@ -116,7 +116,7 @@ def _beside(attack: Attack, target: Target, key: str | None, alone: Bystander) -
     at_rest = _processes(target)
     watch, stop = Watch(target.url, target.pid), threading.Event()
     began = time.monotonic()
-    until = began + MOST_SECONDS
+    until = began + attack.seconds
     threads = [threading.Thread(target=each.run, args=(stop, until), daemon=True) for each in (bystander, watch)]
     for thread in threads:
         thread.start()
