@@ -2,8 +2,9 @@
 
     python -m examples.comparison.run sudoku --out runs/comparison --count 500 --batch 128 --device cuda
 
-measures one task in every way of WAYS, and writes table.md and a plot of that task. A measurement is a file that
-`gesso eval --json` could have written. If it exists, it is not measured again.
+measures one task in every way of WAYS, or in those of --way. It writes table.md and comparison.svg with all tasks
+that have been measured. A measurement is a file that `gesso eval --json` could have written. If it exists, it is not
+measured again.
 
 The plots show a score against the passes through the network that an answer took. A canvas is limited to 1, 2, 4, …
 steps, so that it can be compared with any other way at the same number of passes.
@@ -22,16 +23,17 @@ from gesso.eval import Item, Task, task
 from gesso.eval.estimate import Estimate
 from gesso.eval.evaluate import evaluate, fingerprint
 from gesso.eval.paired import compare, read_runs
-from gesso.eval.plot import Point, Series, svg
+from gesso.eval.plot import HEIGHT, WIDTH, Point, Series, svg
 
-CANVAS, TOKENS = "canvas", "token by token"
-LIMITS = (1, 2, 4, 8, 16, 32, 48)
+CANVAS, TOKENS, VERIFIED = "canvas", "token by token", "verified"
+COLUMNS = 2  # of the plots
+LIMITS = (1, 2, 4, 8, 16)
 # All settings that a way does not name are the checkpoint's.
 WAYS: Mapping[str, Mapping[str, Any]] = {
     CANVAS: {},
     TOKENS: {"sampler": "autoregressive", "greed": 1.0},
     f"{TOKENS}, sampled": {"sampler": "autoregressive"},
-    "verified": {"preset": "verified"},
+    VERIFIED: {"preset": "verified"},
     f"{CANVAS}, greedy": {"greed": 1.0},
     **{f"{CANVAS}, {limit} step{'s' * (limit > 1)}": {"steps": limit} for limit in LIMITS},
 }
@@ -77,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for way in given.way or WAYS:
             measure(g, scored, items, given.out / given.task, way, given.seed)
     finally:  # also after Ctrl-C
-        write(given.out, given.task)
+        write(given.out)
 
 
 def measure(g: gesso.Gesso, scored: Task, items: Sequence[Item], out: Path, way: str, seed: int) -> None:
@@ -123,27 +125,42 @@ def read(out: Path, name: str) -> tuple[str, dict[str, Measured]]:
     return shown, found
 
 
-def write(out: Path, latest: str) -> None:
-    """Write table.md with all tasks that have been measured, and the plot of the latest."""
+def write(out: Path) -> None:
+    """Write table.md and comparison.svg with all tasks that have been measured."""
     lines = ["| task | way | score | against token by token | passes per answer |", "|---|---|---|---|---|"]
+    plots = []
     for name in SUBJECTS:
         shown, found = read(out, name)
         for way, one in found.items():
             change = "" if one.change is None else one.change.shown(100, "+")
             score = f"{shown} {one.score.shown(100)} %"
             lines.append(f"| {name}, {one.items} | {way} | {score} | {change} | {one.passes.shown()} |")
-        if name == latest and found:
-            (out / f"{name}.svg").write_text(plot(name, shown, found), encoding="utf-8")
+        if found:
+            plots.append(plot(name, shown, found))
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (out / "comparison.svg").write_text(sheet(plots), encoding="utf-8")
 
 
 def plot(name: str, shown: str, found: Mapping[str, Measured]) -> str:
-    canvas = {way: one for way, one in found.items() if WAYS[way].keys() <= {"steps"}}
-    others = {way: one for way, one in found.items() if way not in canvas}
-    lines = [Series(CANVAS, [_point(way, one) for way, one in canvas.items()])] if canvas else []
-    lines += [Series(way, [_point(way, one)], connected=False) for way, one in others.items()]
-    return svg(lines, title=f"{name}: {shown} against passes", x_label="passes per answer", y_label=shown)
+    """Return the plot of one task. The series are the same for every task, so that their colours are, too."""
+    canvas = [_point(way, one) for way, one in found.items() if WAYS[way].keys() <= {"steps"}]
+    lines = [Series(CANVAS, canvas)]
+    for way in (TOKENS, VERIFIED):
+        lines.append(Series(way, [_point(way, found[way])] if way in found else [], connected=False))
+    return svg(lines, title=f"{name}: {shown}", x_label="passes per answer", y_label=shown)
+
+
+def sheet(plots: Sequence[str]) -> str:
+    """Return several plots as one, in rows of COLUMNS."""
+    width, height = WIDTH * COLUMNS, HEIGHT * -(-len(plots) // COLUMNS)
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img">']
+    for n, part in enumerate(plots):
+        for name in (' aria-labelledby="title desc"', ' id="title"', ' id="desc"'):  # no name may occur twice
+            part = part.replace(name, "", 1)
+        row, column = divmod(n, COLUMNS)
+        parts.append(part.replace("<svg", f'<svg x="{column * WIDTH}" y="{row * HEIGHT}"', 1))
+    return "\n".join([*parts, "</svg>", ""])
 
 
 def _point(way: str, one: Measured) -> Point:

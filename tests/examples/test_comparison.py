@@ -32,7 +32,7 @@ def test_the_table_has_every_way_that_was_measured_and_its_difference_to_tokens(
     assert compared(run.TOKENS).count("toy, 2") == 1
     table = compared("canvas, 2 steps", "verified")
     assert table.count("toy, 2") == 3 and table.count("+0.0") == 2  # a random model is always wrong
-    assert "canvas, 2 steps" in (tmp_path / "out/toy.svg").read_text()
+    assert "canvas, 2 steps" in (tmp_path / "out/comparison.svg").read_text()
 
 
 def test_a_way_is_measured_once(compared, monkeypatch):
