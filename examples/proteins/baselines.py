@@ -80,6 +80,11 @@ def fit_chain(train: Sequence[str]) -> Chain:
 
 def likeliest(chain: Chain, before: str, after: str, length: int) -> str:
     """Return the most probable residue at each hidden position, given both sides."""
+    return "".join(RESIDUES[i] for i in marginals(chain, before, after, length).argmax(axis=1))
+
+
+def marginals(chain: Chain, before: str, after: str, length: int) -> Chain:
+    """Return the probability of each residue at each hidden position, given both sides."""
     size = len(RESIDUES)
     known = encode(after[:ORDER])
     state = np.zeros((size,) * ORDER)
@@ -93,11 +98,12 @@ def likeliest(chain: Chain, before: str, after: str, length: int) -> str:
         only = np.zeros(size)
         only[code] = 1
         behind = np.einsum("abcd,d,bcd->abc", chain, only, behind, optimize=True)
-    said = []
+    found = []
     for state in reversed(forward):
-        said.append(RESIDUES[int((state * behind).sum(axis=(0, 1)).argmax())])
+        joint = (state * behind).sum(axis=(0, 1))
+        found.append(joint / joint.sum())
         behind = np.einsum("abcd,bcd->abc", chain, behind)
-    return "".join(reversed(said))
+    return np.stack(found[::-1])
 
 
 def copy_all(items: Sequence[Item], train: Sequence[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gesso
-from examples.proteins import base, baselines, check_split, debs, picture
+from examples.proteins import base, baselines, check_split, debs, likelihood, picture
 from examples.proteins.align import align
 from examples.proteins.data import rows_of, write_data
 from examples.proteins.relatives import best_scores, families
@@ -236,6 +236,7 @@ def test_chain_uses_both_sides() -> None:
     assert baselines.likeliest(chain, "HIKACD", "HIKA", 3) in ("EFG", "WWW")
     assert baselines.likeliest(chain, "HIKACD", "WHIK", 2) == "WW"
     assert np.allclose(chain.sum(axis=-1), 1)
+    assert np.allclose(baselines.marginals(chain, "HIKACD", "HIKA", 3).sum(axis=-1), 1)
 
 
 def test_baselines_print_scores_of_the_items(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,6 +245,15 @@ def test_baselines_print_scores_of_the_items(folder: Path, capsys: pytest.Captur
     scores = {name.strip(): float(value) for name, value in shown.items()}
     assert set(scores) == {"most common", "frequencies", "visible", "k-mer", "copy"}
     assert scores["copy"] > 60 > 30 > max(value for name, value in scores.items() if name not in ("copy", "k-mer"))
+
+
+def test_canvas_without_knowledge_is_no_better_than_chance(
+    folder: Path, tiny_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    likelihood.main(["-m", str(tiny_directory), "--data", str(folder), "--count", "4", "--device", "cpu"])
+    shown = {name: float(value) for name, value in re.findall(r"^(\S+) +([\d.]+) \(", capsys.readouterr().out, re.M)}
+    assert shown["frequencies"] == pytest.approx(np.log(20), abs=0.1)  # the residues of this data are drawn evenly
+    assert shown["canvas"] > shown["frequencies"]
 
 
 # --- the model ------------------------------------------------------------------------------------------------------
