@@ -33,7 +33,7 @@ pip install planes
 
 - See [the guide](wind.md).
 - Wait for a calm day."""
-DAMAGED = ORIGINAL.replace("twice**", "twice*").replace("|-------|----------|\n", "").replace("planes\n```", "planes")
+DAMAGED = ORIGINAL.replace("twice**", "twice*").replace("planes\n```", "planes").replace("wind.md)", "wind.md")
 CELL, LINE, MARGIN, GAP = 7.2, 17, 16, 26  # pixels of a character, a line, the border, and between columns
 DRAFTS, DRAFT = 3, 46  # drafts, and most characters of their lines
 STYLE = (

@@ -42,7 +42,7 @@ def write_data(proteins: Sequence[Protein], out: Path, coverage: float) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("data/proteins"))
-    parser.add_argument("--coverage", type=float, default=1.0, help="how often a residue is hidden, on average")
+    parser.add_argument("--coverage", type=float, default=0.4, help="how often a residue is hidden, on average")
     asked = parser.parse_args(arguments)
     try:
         asked.out.mkdir(parents=True, exist_ok=True)
