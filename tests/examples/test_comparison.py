@@ -1,11 +1,13 @@
 """The comparison of canvases with writing token by token."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 
 from examples.comparison import run
 from gesso.eval import OwnData
+from gesso.eval.plot import HEIGHT, WIDTH, Point, Series, svg
 
 
 class Short(OwnData):
@@ -33,6 +35,14 @@ def test_the_table_has_every_way_that_was_measured_and_its_difference_to_tokens(
     table = compared("canvas, 2 steps", "verified")
     assert table.count("toy, 2") == 3 and table.count("+0.0") == 2  # a random model is always wrong
     assert "canvas, 2 steps" in (tmp_path / "out/comparison.svg").read_text()
+
+
+def test_plots_of_several_tasks_stand_beside_each_other():
+    plots = [svg([Series("a", [Point(1, 0.5)])], title=title, y_label="right") for title in ("one", "two", "three")]
+    sheet = ElementTree.fromstring(run.sheet(plots))
+    places = [(part.get("x"), part.get("y")) for part in sheet]
+    assert places == [("0", "0"), (str(WIDTH), "0"), ("0", str(HEIGHT))]
+    assert not [part for part in sheet.iter() if part.get("id")], "an id may occur once in a file"
 
 
 def test_a_way_is_measured_once(compared, monkeypatch):

@@ -6,6 +6,7 @@ import random
 import re
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -247,13 +248,21 @@ def test_baselines_print_scores_of_the_items(folder: Path, capsys: pytest.Captur
     assert scores["copy"] > 60 > 30 > max(value for name, value in scores.items() if name not in ("copy", "k-mer"))
 
 
-def test_canvas_without_knowledge_is_no_better_than_chance(
-    folder: Path, tiny_directory: Path, capsys: pytest.CaptureFixture[str]
+class Even:
+    """A model to which all residues are equally likely."""
+
+    def decide(self, prompt: str, choices: list[str]) -> SimpleNamespace:
+        return SimpleNamespace(scores={choice: -len(choice) * np.log(20) for choice in choices})
+
+
+def test_likelihood_of_a_model_without_knowledge_is_that_of_even_frequencies(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    likelihood.main(["-m", str(tiny_directory), "--data", str(folder), "--count", "4", "--device", "cpu"])
+    monkeypatch.setattr(gesso, "load", lambda *_, **__: Even())
+    likelihood.main(["--data", str(folder), "--count", "4"])
     shown = {name: float(value) for name, value in re.findall(r"^(\S+) +([\d.]+) \(", capsys.readouterr().out, re.M)}
+    assert shown["canvas"] == pytest.approx(np.log(20), abs=1e-3)
     assert shown["frequencies"] == pytest.approx(np.log(20), abs=0.1)  # the residues of this data are drawn evenly
-    assert shown["canvas"] > shown["frequencies"]
 
 
 # --- the model ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from gesso.constraints import budget
 from gesso.constraints.regex import regex_term
 from gesso.constraints.stored import to_bytes
 from gesso.engine.request import Request
@@ -153,6 +154,22 @@ def test_a_message_that_takes_long_is_timed_like_a_step(tiny, monkeypatch):
         worker.run(Watched([Cancel(1), Cancel(2)]))
     assert len(during) == 2 and start < during[0] < during[1]
     assert waiting == [0, 0, 0]
+
+
+def test_side_threads_give_way_while_a_message_is_taken_and_not_while_one_is_awaited(tiny, monkeypatch):
+    during, waiting = [], []
+    monkeypatch.setattr(tiny.engine.runner, "captures", True)
+    worker = Worker(tiny, lambda message: None)
+    monkeypatch.setattr(worker, "take", lambda message: during.append(budget._going_first))
+
+    class Watched(Inbox):
+        def get(self):
+            waiting.append(budget._going_first)
+            return super().get()
+
+    with pytest.raises(Empty):
+        worker.run(Watched([Cancel(1)]))
+    assert (during, waiting) == ([1], [0, 0])
 
 
 def test_messages_survive_encoding():
