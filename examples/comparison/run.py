@@ -51,10 +51,11 @@ class Subject:
 
 
 SUBJECTS = {
-    "sudoku": Subject("sudoku", "gesso-sudoku"),
+    "sudoku": Subject("sudoku", "runs/sudoku-both/model"),  # gesso-sudoku cannot write token by token
     "python_infill": Subject("python_infill", "gesso-mini"),
     "structured": Subject("structured", "gesso-mini"),
     "proteins": Subject("examples.proteins.task:Proteins", "runs/proteins/model"),
+    "relatives": Subject("examples.proteins.task:Relatives", "runs/proteins/model"),
     "graphs": Subject("examples.graphs.task:Graphs", "runs/graphs/model"),
     "documents": Subject("examples.documents.task:Documents", "runs/documents/model"),
 }

@@ -6,7 +6,8 @@
 - frequencies: residues drawn with their frequencies in the training sequences
 - visible: the most common residue of the visible part
 - k-mer: a Markov chain over four residues, conditioned on both sides; the most probable residue at each position
-- copy: the residues of the training sequences that align best with the two sides, k-mer where there are none
+- copy: the residues of the training sequences that align best with the two sides, k-mer where there are none; if the
+  prompt shows a relative, those of the relative
 """
 
 import argparse
@@ -49,7 +50,10 @@ def fills(train: Sequence[str], items: Sequence[Item]) -> dict[str, Fill]:
         return max(RESIDUES, key=lambda residue: (seen[residue], counts[residue])) * len(item.expected)
 
     chain = fit_chain(train)
-    copies = copy_all(items, train)
+    copies = copy_all([item for item in items if not item.meta["relative"]], train)
+    for item in items:
+        if item.meta["relative"]:
+            copies |= copy_all([item], [item.meta["relative"]])
 
     def copy(item: Item) -> str:
         between = likeliest(chain, item.meta["before"], item.meta["after"], len(item.expected))
@@ -146,7 +150,7 @@ def scores(task: tasks.Proteins, items: Sequence[Item], fill: Fill) -> Mapping[s
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=("Proteins", "Known", "Motifs"), default="Proteins")
+    parser.add_argument("--task", choices=("Proteins", "Known", "Motifs", "Relatives"), default="Proteins")
     parser.add_argument("--data", type=Path, default=tasks.FOLDER, help="the folder of examples.proteins.data")
     parser.add_argument("--split", default="test")
     parser.add_argument("--count", type=int, default=500)

@@ -34,7 +34,7 @@ def by_canvas(g: gesso.Gesso, item: Item) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", default="runs/proteins/model")
-    parser.add_argument("--task", choices=("Proteins", "Known"), default="Proteins")
+    parser.add_argument("--task", choices=("Proteins", "Known", "Relatives"), default="Proteins")
     parser.add_argument("--data", type=Path, default=tasks.FOLDER, help="the folder of examples.proteins.data")
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)

@@ -83,7 +83,7 @@ def _letters(column: Column, x: int, bottom: int) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", default="runs/proteins/model")
-    parser.add_argument("--task", choices=("Proteins", "Known", "Motifs"), default="Known")
+    parser.add_argument("--task", choices=("Proteins", "Known", "Motifs", "Relatives"), default="Relatives")
     parser.add_argument("--data", type=Path, default=tasks.FOLDER, help="the folder of examples.proteins.data")
     parser.add_argument("--item", type=int, default=0, help="number of the test item")
     parser.add_argument("--seed", type=int, default=0)

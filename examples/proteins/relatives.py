@@ -26,6 +26,7 @@ BLOCK = 8  # residues that are added at once
 DROP = 16  # an alignment ends where its score is this far below its best
 LINK = 62  # score that puts two sequences into one family
 SURE = 6  # shared words on one diagonal that need no score
+ALIKE = 0.7  # share of equal residues around a shared word up to which two sequences differ
 CHUNK = 200_000
 
 
@@ -100,6 +101,40 @@ def families(sequences: Sequence[str]) -> Ints:
             linked[part] = alignment_scores(packed, at_a[part], packed, at_b[part]) >= LINK
         family = _joined(family, packed, at_a[linked], at_b[linked])
     return family
+
+
+@dataclass(frozen=True)
+class Relative:
+    """A relative of a sequence, and where both have the same word."""
+
+    sequence: str
+    at: int  # place in the sequence
+    there: int  # place in the relative
+
+
+def related(sequences: Sequence[str]) -> list[list[Relative]]:
+    """Return relatives of each sequence among the others, without those that are nearly equal."""
+    packed = Packed.of(sequences)
+    words, places = packed.words(WORD)
+    same = {distance: np.flatnonzero(words[distance:] == words[:-distance]) for distance in (1, 2)}
+    at_a = np.concatenate([places[here] for here in same.values()])
+    at_b = np.concatenate([places[here + distance] for distance, here in same.items()])
+    at_a, at_b, _ = _diagonals(packed, np.arange(len(sequences)), at_a, at_b)
+    begins = np.searchsorted(packed.owner, np.arange(len(sequences)))
+    around = np.arange(-REACH, REACH + 1)
+    found: list[list[Relative]] = [[] for _ in sequences]
+    for part in _parts(len(at_a)):
+        near = alignment_scores(packed, at_a[part], packed, at_b[part]) >= LINK
+        a, b = at_a[part][near], at_b[part][near]
+        codes_a, codes_b = packed.codes[a[:, None] + around], packed.codes[b[:, None] + around]
+        inside = (codes_a < OUTSIDE) & (codes_b < OUTSIDE)
+        differ = ((codes_a == codes_b) & inside).sum(axis=1) <= ALIKE * inside.sum(axis=1)
+        one, other = packed.owner[a[differ]], packed.owner[b[differ]]
+        rows = (one, a[differ] - begins[one], other, b[differ] - begins[other])
+        for first, at, second, there in zip(*(row.tolist() for row in rows), strict=True):
+            found[first].append(Relative(sequences[second], at, there))
+            found[second].append(Relative(sequences[first], there, at))
+    return found
 
 
 def best_scores(queries: Sequence[str], targets: Sequence[str]) -> tuple[Ints, Ints]:

@@ -8,7 +8,7 @@ import gzip
 import hashlib
 import json
 import lzma
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from gesso.eval.task import split_of
 
 LARGE = 100  # sequences of a family that is always training data; it would be a large part of a held-out split
 NEAR = 66  # alignment score to a training sequence at which a held-out one is dropped; see relatives.py
+MEMBERS = 6  # sequences of a held-out family, at most
 KNOWN = 40  # one in so many sequences of the training families is held out, to compare
 FILE = "sequences.jsonl.xz"
 
@@ -32,6 +33,7 @@ class Protein:
     name: str
     sequence: str
     split: str
+    family: str  # the name of its first sequence
     known: bool = False  # held out, but its family is training data
 
 
@@ -59,25 +61,31 @@ def is_usable(sequence: str) -> bool:
 
 
 def divide(sequences: Mapping[str, str], progress: Callable[[str], None]) -> list[Protein]:
-    """Return the sequences with their splits. Held-out families keep one sequence each; dropped ones are left out."""
+    """Return the sequences with their splits. Those of held-out families with a relative in training are left out."""
     names, texts = list(sequences), list(sequences.values())
     family = families(texts).tolist()
     sizes = Counter(family)
     progress(f"{len(sizes):,} families, the largest with {max(sizes.values()):,} sequences")
     split = ["train" if sizes[f] > LARGE else split_of(names[f]) for f in family]
     train = [text for text, one in zip(texts, split, strict=True) if one == "train"]
-    first = [i for i, f in enumerate(family) if i == f and split[i] != "train"]
-    scores, _ = best_scores([texts[i] for i in first], train)
-    kept = {i for i, score in zip(first, scores.tolist(), strict=True) if score < NEAR}
-    progress(f"{len(first):,} held-out families, {len(first) - len(kept):,} dropped for a relative in training")
+    members: dict[int, list[int]] = defaultdict(list)
+    for i, f in enumerate(family):
+        if split[i] != "train":
+            members[f].append(i)
+    held = [i for group in members.values() for i in group[:MEMBERS]]
+    scores, _ = best_scores([texts[i] for i in held], train)
+    kept = {i for i, score in zip(held, scores.tolist(), strict=True) if score < NEAR}
+    progress(f"{len(held):,} sequences held out, {len(held) - len(kept):,} dropped for a relative in training")
     found = []
     for i, name in enumerate(names):
         if split[i] == "train":
             known = sizes[family[i]] > 1 and (chosen := _number(name)) % KNOWN == 0
             label = ("validation", "test")[chosen // KNOWN % 2] if known else "train"
-            found.append(Protein(name=name, sequence=texts[i], split=label, known=known))
         elif i in kept:
-            found.append(Protein(name=name, sequence=texts[i], split=split[i]))
+            label, known = split[i], False
+        else:
+            continue
+        found.append(Protein(name=name, sequence=texts[i], split=label, family=names[family[i]], known=known))
     return found
 
 

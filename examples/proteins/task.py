@@ -3,26 +3,42 @@
     gesso eval examples.proteins.task:Proteins -m runs/proteins/model
 
 `Proteins` hides stretches of proteins without relatives in training. `Known` does so for held-out members of training
-families. `Motifs` names a motif that the answer must contain.
+families. `Motifs` names a motif that the answer must contain. `Relatives` shows a part of a related protein.
 """
 
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from examples.proteins.relatives import Relative, related
 from examples.proteins.residues import is_similar
-from examples.proteins.sequences import read_proteins
-from examples.proteins.windows import LONGEST, MIDDLE, MOTIFS, PREFIX, SUFFIX, draw_hole, pattern, prompt
+from examples.proteins.sequences import Protein, read_proteins
+from examples.proteins.windows import (
+    LONGEST,
+    MIDDLE,
+    MOTIFS,
+    PREFIX,
+    SUFFIX,
+    Hole,
+    draw_hole,
+    draw_hole_beside,
+    draw_hole_with,
+    pattern,
+    prompt,
+)
 from gesso.errors import InputError
 from gesso.eval import Item
 from gesso.eval.task import check_draw
 
 FOLDER = Path("data/proteins")
 ROUNDS = 100  # items of one sequence, at most
+Subject = tuple[Protein, Sequence[Relative]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +54,12 @@ class Proteins:
 
     def items(self, split: str, count: int, seed: int) -> Iterator[Item]:
         check_draw(split, count)
-        proteins = [p for p in read_proteins(self._folder()) if p.split == split and p.known == self.known]
-        random.Random(f"proteins {split} {seed}").shuffle(proteins)
+        proteins = [p for p in read_proteins(self._folder()) if p.split == split]
+        subjects = self.subjects(proteins, random.Random(f"proteins {split} {seed}"))
         made = 0
         for turn in range(ROUNDS):
-            for protein in proteins:
-                item = self.item(protein.name, protein.sequence, random.Random(f"{protein.name} {turn} {seed}"))
+            for protein, relatives in subjects:
+                item = self.item(protein, relatives, random.Random(f"{protein.name} {turn} {seed}"))
                 if item is not None:
                     yield item
                     made += 1
@@ -51,9 +67,15 @@ class Proteins:
                     return
         raise InputError(f"the {split} split has {made} items of this kind, but {count} were requested")
 
-    def item(self, name: str, sequence: str, draw: random.Random) -> Item | None:
-        """Return a random item of a sequence, or None if it has none of this kind."""
-        return self._hide(name, sequence, draw, None)
+    def subjects(self, proteins: Sequence[Protein], draw: random.Random) -> list[Subject]:
+        """Return the proteins of the items in random order, one of each family that is not training data."""
+        found = [p for p in proteins if p.known == self.known and (p.known or p.name == p.family)]
+        draw.shuffle(found)
+        return [(protein, ()) for protein in found]
+
+    def item(self, protein: Protein, relatives: Sequence[Relative], draw: random.Random) -> Item | None:
+        """Return a random item of a protein, or None if it has none of this kind."""
+        return self._item(protein, draw_hole(draw, protein.sequence))
 
     def score(self, item: Item, output: str) -> dict[str, float]:
         """Return the shares of hidden residues that are right or similar, and whether their number is right."""
@@ -70,16 +92,13 @@ class Proteins:
         before, after = item.prompt.removeprefix(PREFIX).removesuffix(MIDDLE).split(SUFFIX)
         return before, after
 
-    def _hide(self, name: str, sequence: str, draw: random.Random, motif: str | None) -> Item | None:
-        hole = draw_hole(draw, sequence, motif)
-        if hole is None:
-            return None
+    def _item(self, protein: Protein, hole: Hole, motif: str | None = None, relative: str | None = None) -> Item:
         length = len(hole.hidden)
         return Item(
-            name=f"{name}:{len(hole.before)}+{length}",
-            prompt=prompt(hole.before, hole.after, length, motif),
+            name=f"{protein.name}:{len(hole.before)}+{length}",
+            prompt=prompt(hole.before, hole.after, length, motif, relative),
             expected=hole.hidden,
-            meta={"before": hole.before, "after": hole.after, "motif": motif},
+            meta={"before": hole.before, "after": hole.after, "motif": motif, "relative": relative},
             constraint={"regex": pattern(length, motif)},
         )
 
@@ -102,12 +121,37 @@ class Motifs(Proteins):
     name = "protein motifs"
     scores = ("motif", "recovery", "similarity", "length")
 
-    def item(self, name: str, sequence: str, draw: random.Random) -> Item | None:
+    def item(self, protein: Protein, relatives: Sequence[Relative], draw: random.Random) -> Item | None:
         for motif in draw.sample(MOTIFS, len(MOTIFS)):
-            if (item := self._hide(name, sequence, draw, motif)) is not None:
-                return item
+            if (hole := draw_hole_with(draw, protein.sequence, motif)) is not None:
+                return self._item(protein, hole, motif)
         return None
 
     def score(self, item: Item, output: str) -> dict[str, float]:
         motif = re.search(item.meta["motif"], output.strip())
         return {"motif": float(motif is not None), **super().score(item, output)}
+
+
+class Relatives(Proteins):
+    """The same with a part of a related protein in the prompt. The whole family is unknown to the training data."""
+
+    name = "related proteins"
+
+    def subjects(self, proteins: Sequence[Protein], draw: random.Random) -> list[Subject]:
+        """Return all held-out proteins with relatives: one of each family, then another of each, and so on."""
+        new = [protein for protein in proteins if not protein.known]
+        draw.shuffle(new)
+        place: Counter[str] = Counter()
+        found: list[tuple[int, Subject]] = []
+        for protein, relatives in zip(new, related([protein.sequence for protein in new]), strict=True):
+            if relatives:
+                found.append((place[protein.family], (protein, relatives)))
+                place[protein.family] += 1
+        return [subject for _, subject in sorted(found, key=itemgetter(0))]
+
+    def item(self, protein: Protein, relatives: Sequence[Relative], draw: random.Random) -> Item | None:
+        compared = draw_hole_beside(draw, protein.sequence, draw.choice(relatives))
+        if compared is None:
+            return None
+        hole, relative = compared
+        return self._item(protein, hole, relative=relative)

@@ -1,19 +1,23 @@
 """The task's form: a window of a protein with a hidden stretch, and the prompt that asks for it.
 
 The prompt is `<|fim_prefix|>17\\nMKFLIL<|fim_suffix|>AADNHG<|fim_middle|>`: the length of the hidden stretch, a motif
-that it must contain if there is one, the residues before it, and those after it. The answer is the stretch.
+that it must contain if there is one, a line with a part of a related protein if there is one, the residues before the
+stretch, and those after it. The answer is the stretch.
 """
 
 import random
 import re
 from dataclasses import dataclass
 
+from examples.proteins.relatives import WORD, Relative
 from examples.proteins.residues import RESIDUES
 
 PREFIX, SUFFIX, MIDDLE = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"
 WINDOW = 220  # residues shown and hidden
 SHORTEST, LONGEST = 5, 40  # residues hidden
 EDGE = 8  # residues shown on each side, at least
+SHARED = WINDOW // 2  # residues of the window, and of the relative, if there is one
+LOOSE = 10  # residues by which the relative's window may be shifted against the alignment
 SMALLEST = 60  # residues of a sequence; shorter ones are not used
 
 # Short motifs of PROSITE that are frequent enough to be learned, as regular expressions over residues.
@@ -34,14 +38,17 @@ class Hole:
     after: str
 
 
-def draw_hole(draw: random.Random, sequence: str, motif: str | None = None) -> Hole | None:
-    """Return a random window of a sequence with a hidden stretch, or None if no stretch has the motif."""
-    if motif is None:
-        start = draw.randrange(max(0, len(sequence) - WINDOW) + 1)
-        window = sequence[start : start + WINDOW]
-        size = draw.randint(SHORTEST, min(LONGEST, len(window) // 3))
-        begin = draw.randint(EDGE, len(window) - EDGE - size)
-        return Hole(window[:begin], window[begin : begin + size], window[begin + size :])
+def draw_hole(draw: random.Random, sequence: str) -> Hole:
+    """Return a random window of a sequence with a hidden stretch."""
+    start = draw.randrange(max(0, len(sequence) - WINDOW) + 1)
+    window = sequence[start : start + WINDOW]
+    size = draw.randint(SHORTEST, min(LONGEST, len(window) // 3))
+    begin = draw.randint(EDGE, len(window) - EDGE - size)
+    return Hole(window[:begin], window[begin : begin + size], window[begin + size :])
+
+
+def draw_hole_with(draw: random.Random, sequence: str, motif: str) -> Hole | None:
+    """Return a random window whose hidden stretch has the motif, or None if there is none."""
     places = [match.start() for match in re.finditer(f"(?={motif})", sequence)]
     width = len(classes(motif))
     draw.shuffle(places)
@@ -56,9 +63,33 @@ def draw_hole(draw: random.Random, sequence: str, motif: str | None = None) -> H
     return None
 
 
-def prompt(before: str, after: str, length: int, motif: str | None = None) -> str:
-    """Return the prompt that asks for `length` residues between two texts, with a motif if there is one."""
+def draw_hole_beside(draw: random.Random, sequence: str, relative: Relative) -> tuple[Hole, str] | None:
+    """Return a window around a word shared with a relative, and the relative's residues there.
+
+    The hidden stretch does not touch the shared word, and the relative is long enough to have residues in its place.
+    """
+    start = max(0, min(relative.at - draw.randint(EDGE, SHARED - EDGE), len(sequence) - SHARED))
+    window, word, shift = sequence[start : start + SHARED], relative.at - start, relative.there - relative.at
+    size = draw.randint(SHORTEST, min(LONGEST, len(window) // 3))
+    begins = [
+        begin
+        for begin in range(EDGE, len(window) - EDGE - size + 1)
+        if (begin + size <= word or word + len(WORD) <= begin)
+        and 0 <= start + begin + shift <= len(relative.sequence) - size
+    ]
+    if not begins:
+        return None
+    begin = draw.choice(begins)
+    there = max(0, min(start + shift + draw.randint(-LOOSE, LOOSE), len(relative.sequence) - SHARED))
+    hole = Hole(window[:begin], window[begin : begin + size], window[begin + size :])
+    return hole, relative.sequence[there : there + SHARED]
+
+
+def prompt(before: str, after: str, length: int, motif: str | None = None, relative: str | None = None) -> str:
+    """Return the prompt that asks for `length` residues between two texts, with a motif and a relative if there are."""
     asked = f"{length} {motif}" if motif else str(length)
+    if relative:
+        asked += f"\n{relative}"
     return f"{PREFIX}{asked}\n{before}{SUFFIX}{after}{MIDDLE}"
 
 

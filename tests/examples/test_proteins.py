@@ -15,11 +15,23 @@ import gesso
 from examples.proteins import base, baselines, check_split, debs, likelihood, picture
 from examples.proteins.align import align
 from examples.proteins.data import rows_of, write_data
-from examples.proteins.relatives import best_scores, families
+from examples.proteins.relatives import WORD, Relative, best_scores, families, related
 from examples.proteins.residues import BLOSUM62, RESIDUES, read_fasta
 from examples.proteins.sequences import NEAR, Protein, divide, read_proteins, write_proteins
-from examples.proteins.task import Known, Motifs, Proteins
-from examples.proteins.windows import LONGEST, MOTIFS, SHORTEST, WINDOW, draw_hole, pattern, prompt
+from examples.proteins.task import Known, Motifs, Proteins, Relatives
+from examples.proteins.windows import (
+    EDGE,
+    LONGEST,
+    MOTIFS,
+    SHARED,
+    SHORTEST,
+    WINDOW,
+    draw_hole,
+    draw_hole_beside,
+    draw_hole_with,
+    pattern,
+    prompt,
+)
 from gesso import InputError
 from gesso.train import recipe
 
@@ -36,14 +48,19 @@ def mutated(sequence: str, share: float, seed: str) -> str:
     return "".join(draw.choice(RESIDUES) if draw.random() < share else residue for residue in sequence)
 
 
+def entry(name: str, sequence: str, split: str, family: str | None = None, *, known: bool = False) -> Protein:
+    return Protein(name=name, sequence=sequence, split=split, family=family or name, known=known)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data of a few random proteins."""
     out = tmp_path_factory.mktemp("proteins")
-    found = [Protein(name=f"t{i}", sequence=protein(f"t{i}"), split="train") for i in range(30)]
-    found += [Protein(name=f"new{i}", sequence=protein(f"new{i}"), split="test") for i in range(6)]
-    relatives = [mutated(protein(f"t{i}"), 0.2, f"k{i}") for i in range(6)]
-    found += [Protein(name=f"k{i}", sequence=one, split="test", known=True) for i, one in enumerate(relatives)]
+    found = [entry(f"t{i}", protein(f"t{i}"), "train") for i in range(30)]
+    found += [entry(f"new{i}", protein(f"new{i}"), "test") for i in range(6)]
+    found += [entry(f"r{i}", mutated(protein(f"new{i}"), 0.4, f"r{i}"), "test", f"new{i}") for i in range(6)]
+    known = [mutated(protein(f"t{i}"), 0.2, f"k{i}") for i in range(6)]
+    found += [entry(f"k{i}", one, "test", f"t{i}", known=True) for i, one in enumerate(known)]
     write_data(found, out, coverage=1)
     return out
 
@@ -118,6 +135,17 @@ def test_alignment_crosses_gaps_and_counts_identity() -> None:
     assert shorter.expected(120, 10**7) < 1e-3 < stranger.expected(120, 10**7)
 
 
+def test_related_sequences_share_a_word_and_differ() -> None:
+    first = protein("a")
+    second, twin = mutated(first, 0.4, "1"), mutated(first, 0.1, "2")
+    found = related([protein("b"), first, second, twin])
+    assert not found[0]
+    assert {one.sequence for one in found[1]} == {second}
+    assert first in {one.sequence for one in found[2]}
+    for one in found[1]:
+        assert first[one.at : one.at + len(WORD)] == second[one.there : one.there + len(WORD)]
+
+
 def test_held_out_sequence_has_no_relative_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("examples.proteins.sequences.KNOWN", 5)
     sequences = {f"p{i}": protein(f"p{i}", 100) for i in range(60)}
@@ -147,7 +175,7 @@ def test_held_out_sequence_with_a_relative_of_another_family_is_dropped(monkeypa
 def test_check_finds_a_relative_that_was_put_into_test(folder: Path, tmp_path: Path) -> None:
     check_split.main(["--data", str(folder)])
     found = read_proteins(folder)
-    leak = Protein(name="leak", sequence=mutated(found[0].sequence, 0.3, "leak"), split="test")
+    leak = entry("leak", mutated(found[0].sequence, 0.3, "leak"), "test")
     write_data([*found, leak], tmp_path, coverage=0.1)
     with pytest.raises(SystemExit, match="1 test sequences have a relative"):
         check_split.main(["--data", str(tmp_path)])
@@ -160,15 +188,32 @@ def test_hole_keeps_the_window_and_its_edges() -> None:
     draw = random.Random(0)
     for length in (60, 150, 400):
         sequence = protein("a", length // 2) + "SAK" + protein("b", length - length // 2 - 3)
-        for motif in (None, "[ST].[RK]"):
+        for motif in ("", "[ST].[RK]"):
             for _ in range(50):
-                hole = draw_hole(draw, sequence, motif)
+                hole = draw_hole_with(draw, sequence, motif) if motif else draw_hole(draw, sequence)
                 assert hole is not None
                 assert hole.before + hole.hidden + hole.after in sequence
                 assert len(hole.before + hole.hidden + hole.after) == min(WINDOW, length)
                 assert SHORTEST <= len(hole.hidden) <= LONGEST
                 assert min(len(hole.before), len(hole.after)) >= 8
-                assert motif is None or re.search(motif, hole.hidden)
+                assert re.search(motif, hole.hidden)
+
+
+def test_hole_beside_a_relative_keeps_the_shared_word_and_its_counterpart() -> None:
+    draw = random.Random(0)
+    sequence, offset = protein("a", 300), 40
+    relative = Relative(protein("b", offset) + sequence, at=150, there=150 + offset)
+    for _ in range(200):
+        found = draw_hole_beside(draw, sequence, relative)
+        assert found is not None
+        hole, shown = found
+        assert len(hole.before + hole.hidden + hole.after) == len(shown) == SHARED
+        assert hole.before + hole.hidden + hole.after in sequence
+        assert SHORTEST <= len(hole.hidden) <= LONGEST
+        assert min(len(hole.before), len(hole.after)) >= EDGE
+        assert sequence[150 : 150 + len(WORD)] in hole.before + "-" + hole.after
+        assert hole.hidden in relative.sequence
+    assert draw_hole_beside(draw, sequence, Relative(sequence[150:159], at=150, there=0)) is None
 
 
 @pytest.mark.parametrize("motif", MOTIFS)
@@ -183,7 +228,7 @@ def test_pattern_is_the_length_and_the_motif(motif: str) -> None:
 
 def test_items_come_from_held_out_sequences_only(folder: Path) -> None:
     train = [one.sequence for one in read_proteins(folder) if one.split == "train"]
-    for kind, prefix in ((Proteins, "new"), (Known, "k"), (Motifs, "new")):
+    for kind, prefix in ((Proteins, "new"), (Known, "k"), (Motifs, "new"), (Relatives, "")):
         task = kind(data=(folder,))
         items = list(task.items("test", 8, 0))
         assert {item.name[: len(prefix)] for item in items} == {prefix}
@@ -201,6 +246,18 @@ def test_items_come_from_held_out_sequences_only(folder: Path) -> None:
         list(Proteins(data=(folder,)).items("validation", 4, 0))
 
 
+def test_item_with_a_relative_shows_another_member_of_the_family(folder: Path) -> None:
+    proteins = {one.name: one for one in read_proteins(folder)}
+    items = list(Relatives(data=(folder,)).items("test", 8, 0))
+    families_of = [proteins[item.name.split(":")[0]].family for item in items]
+    assert len(set(families_of[:6])) == 6  # one of each family first
+    for item, family in zip(items, families_of, strict=True):
+        assert isinstance(item.prompt, str)
+        assert item.prompt.split("\n")[1] == item.meta["relative"]
+        others = [one for one in proteins.values() if one.family == family and one.name != item.name.split(":")[0]]
+        assert any(item.meta["relative"] in one.sequence for one in others)
+
+
 def test_scores_count_positions_of_the_true_stretch(folder: Path) -> None:
     task = Proteins(data=(folder,))
     item = next(task.items("test", 1, 0))
@@ -212,16 +269,21 @@ def test_scores_count_positions_of_the_true_stretch(folder: Path) -> None:
 
 
 def test_rows_have_the_form_of_the_items() -> None:
-    rows = list(rows_of(Protein(name="a", sequence=protein("a", 400), split="train"), coverage=4))
-    assert len(rows) == round(4 * 400 / 22.5)
-    motifs = 0
-    for row in rows:
-        found = re.fullmatch(r"<\|fim_prefix\|>(\d+)( \S+)?\n(\w+)<\|fim_suffix\|>(\w+)<\|fim_middle\|>", row["prompt"])
-        assert found
-        assert int(found[1]) == len(row["completion"])
-        motifs += found[2] is not None
-        assert not found[2] or re.search(found[2].strip(), row["completion"])
-    assert motifs
+    sequence = protein("a", 400)
+    other = mutated(sequence, 0.4, "b")
+    relatives = related([sequence, other])[0]
+    form = re.compile(r"<\|fim_prefix\|>(\d+)( \S+)?\n(\w+\n)?(\w+)<\|fim_suffix\|>(\w+)<\|fim_middle\|>")
+    for known in ((), relatives):
+        rows = list(rows_of(entry("a", sequence, "train"), known, coverage=4))
+        assert len(rows) == round(4 * 400 / 22.5)
+        found = [form.fullmatch(row["prompt"]) for row in rows]
+        for one, row in zip(found, rows, strict=True):
+            assert one
+            assert int(one[1]) == len(row["completion"])
+            assert not one[2] or re.search(one[2].strip(), row["completion"])
+            assert not one[3] or one[3].strip() in other
+        assert any(one and one[2] for one in found)
+        assert any(one and one[3] for one in found) == bool(known)
 
 
 def test_fasta_entries_are_joined_lines() -> None:
@@ -241,11 +303,12 @@ def test_chain_uses_both_sides() -> None:
 
 
 def test_baselines_print_scores_of_the_items(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    baselines.main(["--data", str(folder), "--count", "6", "--task", "Known"])
-    shown = dict(re.findall(r"^(.{12}) recovery +([\d.]+)%", capsys.readouterr().out, re.M))
-    scores = {name.strip(): float(value) for name, value in shown.items()}
-    assert set(scores) == {"most common", "frequencies", "visible", "k-mer", "copy"}
-    assert scores["copy"] > 60 > 30 > max(value for name, value in scores.items() if name not in ("copy", "k-mer"))
+    for task, likely in (("Known", 60), ("Relatives", 40)):
+        baselines.main(["--data", str(folder), "--count", "6", "--task", task])
+        shown = dict(re.findall(r"^(.{12}) recovery +([\d.]+)%", capsys.readouterr().out, re.M))
+        scores = {name.strip(): float(value) for name, value in shown.items()}
+        assert set(scores) == {"most common", "frequencies", "visible", "k-mer", "copy"}
+        assert scores["copy"] > likely > 30 > max(scores[name] for name in ("most common", "frequencies", "visible"))
 
 
 class Even:
@@ -275,7 +338,9 @@ def test_residue_is_a_token_and_a_draft_is_drawn(folder: Path, tmp_path: Path) -
     assert len(g.tokenizer.encode(asked)) == 1 + 3 + len("17\nMKLLSTAASSLL")  # bos and the markers
     settings = recipe.load(RECIPE)
     longest = prompt("A" * (WINDOW - LONGEST), "", LONGEST, max(MOTIFS, key=len))
-    assert len(g.tokenizer.encode(longest)) + LONGEST + 1 <= settings.data.max_length
+    compared = prompt("A" * (SHARED - LONGEST), "", LONGEST, relative="A" * SHARED)
+    for text in (longest, compared):
+        assert len(g.tokenizer.encode(text)) + LONGEST + 1 <= settings.data.max_length
     assert settings.objective.canvas_lengths == (Proteins.options["max_new_tokens"],)
     item = next(Motifs(data=(folder,)).items("test", 1, 0))
     assert isinstance(item.prompt, str)
