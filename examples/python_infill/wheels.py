@@ -75,7 +75,7 @@ def fetch(packages: Sequence[Package], cache: Path, progress: Callable[[str], No
     cache.mkdir(parents=True, exist_ok=True)
     have = _by_hash(cache)
     if missing := [package for package in packages if package.sha256 not in have]:
-        progress(f"downloading {len(missing)} wheels to {cache}")
+        progress(f"downloading {len(missing)} wheel{'s' * (len(missing) != 1)} to {cache}")
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as wanted:
             wanted.writelines(f"{p.name}=={p.version} --hash=sha256:{p.sha256}\n" for p in missing)
             wanted.flush()

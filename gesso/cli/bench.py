@@ -1,15 +1,13 @@
 """`gesso bench`."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 import gesso
 from gesso.cli.options import ModelOptions, with_options
+from gesso.cli.progress import show_progress
 from gesso.cli.terminal import print_json, print_styled
 from gesso.errors import InputError
 
@@ -139,12 +137,8 @@ def bench(
         from gesso.bench import schemas
 
         model = None if loading.model is None else gesso.load(loading.model, **loading.keywords())
-        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-            shown = bar.add_task("schemas", total=None)
-            found = schemas.measure(
-                data, answers=answers, workers=workers, limit=limit, model=model,
-                progress=lambda done, total: bar.update(shown, completed=done, total=total),
-            )  # fmt: skip
+        with show_progress("schemas") as progress:
+            found = schemas.measure(data, answers=answers, workers=workers, limit=limit, model=model, progress=progress)
         print_json(found) if json else print_styled(lambda console: schemas.render(found, console))
     elif what == "serve":
         from gesso.bench import serve

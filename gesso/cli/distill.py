@@ -2,17 +2,15 @@
 
 import gc
 import os
-import sys
 import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from gesso.cli.options import Denoising, Model, with_options
+from gesso.cli.progress import show_progress
 from gesso.cli.terminal import note, print_text
 from gesso.cli.train import is_given, train_recipe
 from gesso.errors import InputError
@@ -214,12 +212,7 @@ def _record(
         return True
     g = gesso.load(model, quantize=quantize, adapter=adapter, max_batch=batch, decode="canvas")
     try:
-        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-            shown = bar.add_task("recording runs", total=len(prompts))
-
-            def show(done: int, _: int) -> None:
-                bar.update(shown, completed=done)
-
+        with show_progress("recording runs") as show:
             complete = record(g, prompts, directory, named, options, batch=batch, show=show, minutes=minutes)
     finally:
         del g

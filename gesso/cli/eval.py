@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from gesso.cli.options import Candidates, Denoising, Loading, with_options
+from gesso.cli.progress import show_progress
 from gesso.cli.terminal import print_json, print_text
 from gesso.errors import InputError
 
@@ -151,14 +150,13 @@ def _compared(
 def _evaluate(
     g: "Gesso", task: "Task", items: Sequence[Any], steps: int | None, settings: dict[str, Any]
 ) -> "Evaluation":
-    """Evaluate with a progress bar. A limit on `steps` overrides the settings."""
+    """Evaluate, and show the progress. A limit on `steps` overrides the settings."""
     from gesso.eval.evaluate import evaluate
 
     if steps is not None:
         settings = {**settings, "steps": steps}
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        shown = bar.add_task(task.name if steps is None else f"{task.name}, {steps} steps", total=len(items))
-        return evaluate(g, task, items, progress=lambda done, _: bar.update(shown, completed=done), **settings)
+    with show_progress(task.name if steps is None else f"{task.name}, --steps {steps}") as progress:
+        return evaluate(g, task, items, progress=progress, **settings)
 
 
 def _own_data(data: Sequence[Path] | None, score: str | None, clues: str | None, plot: Path | None) -> "Task":

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from gesso.train.recipe import Recipe
 
 RECIPE_FILE, CURVE_FILE = "recipe.toml", "loss.svg"
+PROMPT_SHOWN = 100  # characters of a prompt that is part of a command
+TEXT_SHOWN = 30  # characters from the beginning of a text to continue
 
 
 def _with_data(help: str, *names: str, **more: Any) -> Any:
@@ -181,5 +183,23 @@ def _summary(recipe: "Recipe", out: Path, metrics: Sequence[Mapping[str, float]]
     use = ["--adapter", str(exported)] if recipe.lora else ["-m", str(exported)]
     name = re.sub(r"[^\w-]", "-", out.resolve().name)  # the characters that the name of an adapter may have
     serve = ["--adapter", f"{name}={exported}"] if recipe.lora else use
-    yield f"chat     {shlex.join(['gesso', 'chat', *base, *use])}"
+    command, *arguments = asks(recipe)
+    yield f"{command:<8} {shlex.join(['gesso', command, *arguments, *base, *use])}"
     yield f"serve    {shlex.join(['gesso', 'serve', *base, *serve])}"
+
+
+def asks(recipe: "Recipe") -> list[str]:
+    """Return a command for the trained model, without its options, that asks in the form of the training data."""
+    from gesso.train.reading import first_rows
+
+    if recipe.data.source:
+        return ["eval", recipe.eval.task] if recipe.eval else ["generate", "PROMPT"]
+    try:
+        rows = list(first_rows(recipe.data.files))
+    except InputError:  # a file that was removed during the training
+        rows = []
+    if any("messages" in row for row in rows):
+        return ["chat"]
+    prompts = [row.get("prompt") or row["text"].partition("\n")[0][:TEXT_SHOWN] for row in rows]
+    short = (prompt for prompt in prompts if prompt.isprintable() and not prompt.startswith("-"))
+    return ["generate", next((prompt for prompt in short if 0 < len(prompt) <= PROMPT_SHOWN), "PROMPT")]

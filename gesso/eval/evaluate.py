@@ -96,11 +96,11 @@ class Evaluation:
 
     def summary(self) -> str:
         """Return the figures and their intervals as text."""
-        lines = [f"{self.task}, {len(self.outcomes)} items"]
+        lines = [f"{self.task}, {_counted(len(self.outcomes), 'item')}"]
         if LOG_PROBABILITY in self.scores:
             rows = [("log-probability", self.scores[LOG_PROBABILITY], 1, "")]
         else:
-            lines[0] += f", at most {self.settings['steps']} steps"
+            lines[0] += self._written()
             rows = [(name, score, 100, " %") for name, score in self.scores.items()]
             rows += [(f"{name}, 1st try", score, 100, " %") for name, score in self.first_scores.items()]
             rows += [("denoising steps", self.denoising_steps, 1, ""), ("tokens per step", self.tokens_per_step, 1, "")]
@@ -113,6 +113,17 @@ class Evaluation:
             lines.append(f"  {'calibration':16}{100 * error:6.1f} % expected error")
         lines += [f"  failed: {outcome.name}: {outcome.error}" for outcome in self.failures]
         return "\n".join(lines)
+
+    def _written(self) -> str:
+        """Return how the answers were written, to follow the number of items; empty for decisions."""
+        sampler = self.settings["sampler"]
+        if any(outcome.confidence is not None for outcome in self.outcomes):
+            return ""
+        if sampler == "autoregressive":
+            return ", token by token"
+        if sampler == "verified":
+            return f", token by token with verified drafts of {self.settings['canvas_length']} tokens"
+        return f", at most {_counted(self.settings['steps'], 'step')} per canvas"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the complete evaluation for JSON, figures first."""
@@ -134,6 +145,10 @@ class Evaluation:
             "gesso": gesso.__version__,
             "items": [dataclasses.asdict(outcome) for outcome in self.outcomes],
         }
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _estimated(name: str, values: Sequence[float]) -> Estimate:

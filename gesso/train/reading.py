@@ -4,10 +4,11 @@ import multiprocessing
 import os
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
@@ -64,6 +65,17 @@ def read_rows(
             chunk, future = pending.popleft()
             for (file, line, _), read in zip(chunk, future.result(), strict=True):
                 yield file, line, read
+
+
+def first_rows(names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the first usable row of each data file, with messages if it is one of a conversation."""
+    for name in names:
+        for _, _, raw in files.lines([name]):
+            try:
+                yield with_messages(parse(raw))
+                break
+            except InputError:  # a bad row
+                continue
 
 
 def _read_chunk(raws: list[tuple[str, bytes]]) -> list[Read]:

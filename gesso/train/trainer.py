@@ -35,6 +35,7 @@ from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.train import resuming, state
 from gesso.train.batch import Batch, collate, corrupt
+from gesso.train.compiling import announce_compilations
 from gesso.train.data import Dataset, Example, Source
 from gesso.train.held_out import HeldOut
 from gesso.train.inputs import fingerprints
@@ -117,6 +118,8 @@ class Trainer:
         self.step, self.stepped, self.clock = 0, False, 0.0
         if recipe.run.compile:
             self.objective.compile_parts()
+            if self.rank == 0:
+                announce_compilations(self.objective)
 
     def run(self, report: Report = lambda _: None, minutes: float | None = None) -> None:
         """Train to the last step, from the newest checkpoint in `run.out` on, for at most `minutes`.

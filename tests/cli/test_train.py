@@ -1,12 +1,16 @@
 """`gesso train` and `gesso eval` on the command line."""
 
 import json
+import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gesso.cli.main import main
+from gesso.cli.train import asks
+from gesso.train.recipe import EvalSettings, load
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -40,6 +44,39 @@ def test_train_reports_bad_rows_with_their_lines(recipe, tmp_path, capsys):
     assert "overfit.jsonl:6" in shown
     assert main(["train", str(recipe)]) == 2, "the recipe has on_bad_row = stop"
     assert "overfit.jsonl:5" in capsys.readouterr().err
+
+
+def test_suggested_command_asks_in_the_form_of_the_rows(recipe, tmp_path, capsys):
+    assert main(["train", str(recipe)]) == 0
+    out = capsys.readouterr().out
+    command = next(line for line in out.splitlines() if line.startswith("generate"))
+    assert command == "generate gesso generate 'The capital of France is' -m runs/overfit/model"
+    assert "gesso chat" not in out and "serve    gesso serve -m runs/overfit/model" in out
+    arguments = shlex.split(command)[2:]
+    assert main([*arguments, "--max-new-tokens", "4", "--steps", "1"]) == 0, "the command works as it is"
+
+
+@pytest.mark.parametrize(
+    ("rows", "command"),
+    [
+        (['{"text": "import os\\nimport sys"}'], ["generate", "import os"]),
+        (["not json", '{"prompt": "1: ", "completion": "one"}'], ["generate", "1: "]),
+        (['{"prompt": "-v", "completion": "one"}'], ["generate", "PROMPT"]),
+        (['{"prompt": "a\\nb", "completion": "one"}'], ["generate", "PROMPT"]),
+        (['{"instruction": "Why?", "output": "So."}'], ["chat"]),
+    ],
+)
+def test_form_of_the_first_usable_row_decides_the_command(recipe, tmp_path, rows, command):
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    read = load(recipe)
+    assert asks(replace(read, data=replace(read.data, files=("rows.jsonl",)))) == command
+
+
+def test_source_of_examples_is_evaluated_or_continued(recipe):
+    read = load(recipe)
+    made = replace(read, data=replace(read.data, source="examples.sudoku.source:SudokuSource"))
+    assert asks(made) == ["generate", "PROMPT"]
+    assert asks(replace(made, eval=EvalSettings(task="sudoku", every=5))) == ["eval", "sudoku"]
 
 
 def test_trained_model_can_be_evaluated(recipe, tmp_path, capsys):

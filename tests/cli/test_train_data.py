@@ -1,6 +1,7 @@
 """`gesso train --data`: from rows to an adapter that other commands use."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,10 @@ def test_data_gives_an_adapter_a_recipe_a_curve_and_the_next_commands(command, s
     assert files >= {"adapter", "recipe.toml", "loss.svg", "metrics.jsonl", "samples.jsonl"}
     assert "data     18 rows to train on, 2 held out" in err and "step 4/4 · loss" in err and "  → " in err
     lines = dict(line.split(maxsplit=1) for line in out.splitlines())
-    assert lines["chat"] == f"gesso chat -m {small} --adapter runs/chats/adapter"
+    assert lines["generate"].startswith("gesso generate '")
+    assert lines["generate"].endswith(f"-m {small} --adapter runs/chats/adapter")
     assert lines["serve"] == f"gesso serve -m {small} --adapter chats=runs/chats/adapter"
-    assert main([*lines["chat"].split()[1:], "--max-new-tokens", "4", "--no-live", "--help"]) == 0
+    assert main([*shlex.split(lines["generate"])[1:], "--max-new-tokens", "4", "--no-live"]) == 0
     assert main(command) == 0, "a finished run can be run again"
     assert len(metrics("runs/chats")) == 4
 

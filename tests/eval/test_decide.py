@@ -33,6 +33,7 @@ def test_items_are_decided_without_generating_and_constrained_ones_are_generated
         assert outcome.error is None and outcome.output in item.choices
         assert outcome.confidence is not None and outcome.confidence >= 1 / len(item.choices)
         assert outcome.denoising_steps == (1 if method == "decoder" else len(item.choices))
+    assert found.summary().splitlines()[0] == "decide, 2 items"
     written = evaluate(tiny, task, items[:1], constrained=True, **OPTIONS)
     assert written.outcomes[0].output in items[0].choices and written.calibration_error is None
 

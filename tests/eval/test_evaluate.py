@@ -84,7 +84,7 @@ def test_a_failed_item_scores_zero_and_is_reported(tiny, puzzles):
     assert "context overflow" in found.to_dict()["failures"][0]["error"]
     assert found.outcomes[1].scores == {"exact": 0, "cells": 0, "valid": 0}
     lines = found.summary().splitlines()
-    assert lines[0] == "sudoku, 3 items, at most 2 steps"
+    assert lines[0] == "sudoku, 3 items, at most 2 steps per canvas"
     assert lines[1].split() == ["exact", "0.0", "%", "(0.0", "to", "56.1)"]
     assert [line.split()[0] for line in lines[1:]] == ["exact", "cells", "valid", "denoising", "tokens", "failed:"]
     assert found.denoising_steps.mean >= 2  # of the items that ran
@@ -92,6 +92,20 @@ def test_a_failed_item_scores_zero_and_is_reported(tiny, puzzles):
     assert [outcome.error for outcome in broken.outcomes] == ["not today"] * 2
     assert "Failing" in broken.to_dict()["settings"]["stopping"]
     assert not tiny.engine.busy
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"steps": 1}, "at most 1 step per canvas"),
+        ({"sampler": "autoregressive"}, "token by token"),
+        ({"sampler": "verified"}, "token by token with verified drafts of 16 tokens"),
+        ({"preset": "verified", "canvas_length": 8}, "token by token with verified drafts of 8 tokens"),
+    ],
+)
+def test_summary_names_the_way_of_writing(tiny, puzzles, options, words):
+    found = evaluate(tiny, Sudoku(), puzzles["test"][:1], max_new_tokens=4, **options)
+    assert found.summary().splitlines()[0] == f"sudoku, 1 item, {words}"
 
 
 def test_invalid_settings_and_busy_engines_are_rejected(tiny, puzzles):

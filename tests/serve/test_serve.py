@@ -241,6 +241,15 @@ def test_autoregressive_sampler_works_with_the_servers_default_settle(server):
     assert [len(draft["tokens"]) for draft in drafts] == [1, 1, 1]
 
 
+def test_verified_preset_works_with_the_servers_default_settle(server):
+    body = {"prompt": "Hello", "max_tokens": 8, "seed": 1}
+    by_preset, by_name = (
+        server.http.post("/v1/completions", json=body | {"diffusion": diffusion}).json()["choices"][0]["text"]
+        for diffusion in ({"preset": "verified"}, {"sampler": "verified", "greed": 1})
+    )
+    assert by_preset == by_name
+
+
 def test_infill_and_edits_stream_drafts(server):
     """Drafts do not change the text."""
     hole = {"prompt": "abc ", "suffix": " xyz", "max_tokens": 4, "seed": 3, "diffusion": QUICK}

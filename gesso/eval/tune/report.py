@@ -9,11 +9,10 @@ from gesso.eval.estimate import Estimate, estimate, estimate_score
 from gesso.eval.plot import Point, Series, svg
 from gesso.eval.tune.candidates import changes
 from gesso.eval.tune.measure import AGREEMENT, LIKELIHOOD, REFERENCE
-from gesso.eval.tune.run import Tuning
+from gesso.eval.tune.run import POINT, Tuning, shown_change
 from gesso.eval.tune.search import DEFAULT, Standing, Table, front, standing
 from gesso.presets import values
 
-POINT = 100  # per cent of a score from 0 to 1
 ENDED = {"time": "The time ended before all items were measured.", "interrupt": "Stopped by Ctrl-C."}
 
 
@@ -39,9 +38,9 @@ def _lines(tuning: Tuning) -> Iterator[str]:
     table, goal = tuning.search.table, tuning.goal
     finished = tuning.search.rounds
     tried, known = len(finished[0][1] if finished else tuning.search.alive), len(tuning.settings)
-    some = f"{tried} of {known}, as time was short" if tried < known else f"{known}"
-    yield f"{tuning.name}: {some} settings, {len(finished)} rounds, {tuning.seconds / 60:.1f} minutes"
-    yield f"quality: {_quality(tuning)}; tolerance {_change(goal.tolerance, goal.scores[0])[1:]}"
+    some = f"{tried} of {known} settings, as time was short" if tried < known else f"{known} settings"
+    yield f"{tuning.name}: {some}; {len(finished)} rounds, {tuning.seconds / 60:.1f} minutes"
+    yield f"quality: {_quality(tuning)}; tolerance {shown_change(goal.tolerance, goal.scores[0])[1:]}"
     shown = [one for one in tuning.search.alive if one not in table.errors]
     if items := table.common(shown):
         best = front(table, shown)
@@ -55,9 +54,7 @@ def _lines(tuning: Tuning) -> Iterator[str]:
     confirmed, reason = tuning.verdict
     yield ""
     if tuning.ended is not None:
-        yield {"time": "The time ended before all items were measured.", "interrupt": "Stopped by Ctrl-C."}[
-            tuning.ended
-        ]
+        yield ENDED[tuning.ended]
     if confirmed:
         assert found is not None
         yield f"Result: {100 * (1 - found.ratio.mean):.0f} % fewer passes ({reason})."
@@ -97,8 +94,8 @@ def _differences(found: Standing) -> Iterator[str]:
     yield f"  paired difference: passes {saved}"
     for name, change in found.scores.items():
         if change.low is not None and change.high is not None:
-            interval = f"{_change(change.low, name)} to {_change(change.high, name)}"
-            yield f"  paired difference: {name} {_change(change.mean, name)} ({interval})"
+            interval = f"{shown_change(change.low, name)} to {shown_change(change.high, name)}"
+            yield f"  paired difference: {name} {shown_change(change.mean, name)} ({interval})"
 
 
 def _cell(found: Estimate, name: str) -> str:
@@ -106,10 +103,6 @@ def _cell(found: Estimate, name: str) -> str:
     if found.low is None or found.high is None:
         return f"{scale * found.mean:.{digits}f}"
     return f"{scale * found.mean:.{digits}f} ({scale * found.low:.{digits}f}, {scale * found.high:.{digits}f})"
-
-
-def _change(value: float, name: str) -> str:
-    return f"{value:+.3f} nats" if name == LIKELIHOOD else f"{POINT * value:+.1f} points"
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

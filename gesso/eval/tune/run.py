@@ -10,7 +10,7 @@ from gesso.api import Gesso
 from gesso.errors import InputError
 from gesso.eval.task import Item, Task
 from gesso.eval.tune.candidates import candidates
-from gesso.eval.tune.measure import Bench, Judge
+from gesso.eval.tune.measure import LIKELIHOOD, Bench, Judge
 from gesso.eval.tune.search import (
     DEFAULT,
     Goal,
@@ -28,6 +28,7 @@ from gesso.settings import Diffusion
 
 SEARCH_SHARE = 0.4  # of the time, if it is limited; the rest is for the held-out items
 FEWEST = 6  # rows to split
+POINT = 100  # per cent of a score from 0 to 1
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
@@ -71,7 +72,8 @@ class Tuning:
         for name in goal.scores:
             low = found.scores[name].low
             if low is None or low < -goal.tolerance:
-                reason = f"{name} may be lower by more than the tolerance: {-(low or 0):.3f} against {goal.tolerance:g}"
+                least, most = (shown_change(value, name)[1:] for value in (low or 0.0, goal.tolerance))
+                reason = f"{name} may be lower by {least}, and the tolerance is {most}"
                 return False, f"{reason}. More held-out items give a narrower interval"
         for name, change in found.scores.items():
             if change.high is not None and change.high < 0 and change.mean < -goal.tolerance:
@@ -82,6 +84,11 @@ class Tuning:
     def best(self) -> Diffusion:
         """The settings to use: the choice if it was confirmed, or else the default."""
         return self.settings[self.chosen if self.verdict[0] else DEFAULT]
+
+
+def shown_change(value: float, name: str) -> str:
+    """Return a difference of scores with its sign and unit."""
+    return f"{value:+.3f} nats" if name == LIKELIHOOD else f"{POINT * value:+.1f} points"
 
 
 def tune(

@@ -218,9 +218,11 @@ class RequestBuilder(Builder[Common]):
         fields = self.fields
         given = {name: value for name in DRAWS if (value := getattr(fields, name)) is not None}
         given |= fields.diffusion.model_dump(exclude_none=True, exclude={"pins", "drafts"})
-        if given.get("sampler") not in BY_TOKEN:  # which allow settle 0 only
+        defaults = self.frontend.defaults.diffusion
+        sampler = given.get("sampler") or choose(defaults, given.get("preset")).sampler
+        if sampler not in BY_TOKEN:  # which allow settle 0 only
             given.setdefault("settle", self.frontend.settings.settle)
-        settings = choose(self.frontend.defaults.diffusion, **given)
+        settings = choose(defaults, **given)
         if fields.temperature < 1:
             # Lower t_max and t_min would also lower the entropies that the process measures its confidence by. At half
             # the temperature it accepts so much so early that half of our small model's right answers become wrong.

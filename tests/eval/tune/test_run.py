@@ -93,7 +93,7 @@ def tuning_of(quality: float, passes: float, held_out: int = 500, chosen: int = 
     [
         (tuning_of(0.8, 5.0), True, "fewer passes beyond noise"),
         (tuning_of(0.8, 10.0), False, "do not differ from the default's beyond noise"),
-        (tuning_of(0.7, 5.0), False, "exact may be lower by more than the tolerance"),
+        (tuning_of(0.7, 5.0), False, " points, and the tolerance is 2.0 points"),
         (tuning_of(0.8, 5.0, held_out=20), False, "More held-out items"),
         (tuning_of(0.8, 5.0, chosen=DEFAULT), False, "no settings take fewer passes"),
         (tuning_of(0.8, 5.0, held_out=0), False, "not confirmed on held-out items"),
@@ -107,6 +107,7 @@ def test_the_default_stays_unless_the_choice_is_confirmed(tuning, confirmed, rea
     assert found == confirmed and reason in why
     assert tuning.best == tuning.settings[int(confirmed)]
     text = report.summary(tuning)
+    assert text.startswith(("fake: 2 settings; ", "fake: 0 of 2 settings, as time was short; "))
     assert ("keep the default settings" in text) == (not confirmed)
     assert json.loads(json.dumps(report.to_dict(tuning), allow_nan=False))["confirmed"] == confirmed
     if tuning.search.table.answers:
