@@ -7,6 +7,7 @@ and one scalar per layer differ. This is the specification: plain PyTorch, one s
 B batch, S text, C canvas, T tokens, H hidden, V vocabulary, E experts.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -185,7 +186,7 @@ class DiffusionGemma(nn.Module):
     @property
     def embed_scale(self) -> float:
         # Rounded to the working dtype, as in the reference: sqrt(2816) is 53.0 in bfloat16.
-        return torch.tensor(self.config.hidden_size**0.5, dtype=self.dtype).item()
+        return _rounded(self.config.hidden_size**0.5, self.dtype)
 
     # --- properties ---------------------------------------------------------------------------------------------
 
@@ -205,6 +206,13 @@ class DiffusionGemma(nn.Module):
     def _check_batch(self, ids: Tensor, cache: KVCache) -> None:
         if ids.ndim != 2 or len(ids) > len(cache.lengths) or not ids.shape[1]:
             raise InputError(f"ids must be [at most {len(cache.lengths)}, at least 1], got {list(ids.shape)}")
+
+
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    """Return a number as a dtype stores it, without a tensor, so that torch.compile sees a constant."""
+    mantissa, exponent = math.frexp(value)
+    steps = 2 / torch.finfo(dtype).eps
+    return math.ldexp(round(mantissa * steps) / steps, exponent)
 
 
 def _segments(ids_S: Tensor, image_token: int | None) -> Iterator[tuple[Tensor, bool]]:

@@ -9,6 +9,7 @@ B examples, S text of all examples, K canvases of all examples, C canvas, T = S 
 experts, R rows of a chunk, or some canvases or tokens.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -80,6 +81,7 @@ class Objective(nn.Module):
         self.flex = self.model.device.type == "cuda"
         # Sliding and global layers, with and without gradient, for each batch shape.
         torch._dynamo.config.recompile_limit = 64
+        warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")  # of no use to whoever trains
         for part in (*self.model.decoder.layers, self.model.decoder.norm):
             part.compile(dynamic=False)
         self.chunk_loss, self.balance_of = torch.compile(chunk_loss), torch.compile(balance_loss)

@@ -191,6 +191,13 @@ def test_soft_embedding_is_zero_without_self_conditioning(pair):
     assert [bool((soft_X == 0).all()) for soft_X in soft_KX] == (batch.owner_K % 2 == 1).tolist()
 
 
+def test_expected_embedding_compiles_as_one_graph(pair):
+    _, model = pair
+    expected = Objective(model, ObjectiveSettings())._expected
+    hidden_RH = torch.randn(3, model.config.hidden_size)
+    assert torch._dynamo.explain(expected)(hidden_RH, 1.0, True).graph_break_count == 0
+
+
 def test_canvas_attends_only_to_itself_and_the_text_before_it(pair):
     """Hidden states of a canvas change only with tokens that it attends to."""
     _, model = pair
