@@ -105,6 +105,7 @@ class Runner:
         self.seen = Seen(backend.see, self.model.device)
         self.captures = backend.captures and isinstance(source, HashSource)  # custom sources draw on the host
         self.checked_enough = deadline(CHECKING)  # whether the checks after the last pass have used up their time
+        self.last: torch.cuda.Event | None = None  # the end of the last pass
         # Logits for a search overtake the kernels of a pass, on a stream of higher priority.
         self.aside = torch.cuda.Stream(self.model.device, priority=-2) if self.model.device.type == "cuda" else None
 
@@ -123,8 +124,21 @@ class Runner:
         Call `launched` when the device has its work, before reading the results.
         """
         found = self._run(work, cache, launched)
+        self._keep_up()
         self.checked_enough = deadline(CHECKING)
         return found
+
+    def _keep_up(self) -> None:
+        """Wait for the pass before the last one.
+
+        A pass that only reads text has no results to wait for. Otherwise all passes over a long prompt would be queued
+        at once, and a new request would wait for all of them.
+        """
+        if self.model.device.type == "cuda":
+            before, self.last = self.last, torch.cuda.Event()
+            self.last.record()
+            if before is not None:
+                before.synchronize()
 
     def _run(self, work: Sequence[Work], cache: KVCache, launched: Callable[[], None]) -> list[Outcome | Encoded]:
         work = sorted(work, key=lambda item: [len(text) for text in item.texts])  # fewer distinct shapes of passes

@@ -5,8 +5,10 @@ The weights are random and the tokenizer is that of gesso-mini, so most ids of t
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
+import torch
 
 import gesso
 from gesso.backends.cuda import CudaBackend
@@ -62,6 +64,19 @@ def test_a_constraint_gives_the_same_text_captured_and_not(big):
         assert bool(backend.graphs.made) is captured
     assert all(each == texts[0] for each in texts)
     assert all(set(json.loads(big.decode(tokens))) == {"name", "size"} for tokens in texts[0][:3])
+
+
+@pytest.mark.skipif(DRY_RUN, reason="a CPU queues nothing")
+def test_at_most_two_passes_over_a_long_prompt_are_queued(big):
+    """Otherwise a request that arrives meanwhile waits for the whole prompt."""
+    engine = Engine(big.model, big.decode, max_batch=1, max_length=2**15)
+    engine.submit(replace(big.request("x", **BRIEF), prompt=tuple(range(3, 30_003))))
+    ends: list[torch.cuda.Event] = []
+    while not engine.step():
+        ends.append(torch.cuda.Event())
+        ends[-1].record()
+        assert all(end.query() for end in ends[:-2])
+    assert len(ends) > 10
 
 
 def test_pinned_infill(big):
