@@ -49,12 +49,9 @@ def test_every_gpu_test_belongs_to_a_group():
 
 def test_groups_share_the_card_as_far_as_its_memory_allows():
     group, other = (run.Group(name, (), memory=60, limit=1) for name in "ab")
-    alone = run.Group("c", (), memory=1, limit=1, alone=True)
     under_way = [run.Running(group, None, Path(), Path())]
-    assert run.fits(alone, [], 120) and run.fits(group, [], 10), "one group runs whatever it needs"
+    assert run.fits(group, [], 10), "one group runs whatever it needs"
     assert run.fits(other, under_way, 120) and not run.fits(other, under_way, 100)
-    assert not run.fits(alone, under_way, 120)
-    assert not run.fits(group, [run.Running(alone, None, Path(), Path())], 120)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from gesso.bench.device import wait
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.errors import InputError
-from gesso.info.device import keep_within
+from gesso.info.device import keep_within, process_memory
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.train.batch import collate, corrupt
@@ -141,16 +141,10 @@ def measure(
         "tokens_per_second": tokens / seconds,
         "mfu": flops / seconds / PEAK_FLOPS if is_gpu else None,
         "peak_memory_GB": torch.cuda.max_memory_allocated() / 1e9 if is_gpu else None,
-        "memory_of_card_GB": _used(device) / 1e9 if is_gpu else None,
+        "memory_of_card_GB": process_memory(device) / 1e9 if is_gpu else None,
         "loss_first": losses[1].item(),
         "loss_last": losses[-1].item(),
     }
-
-
-def _used(device: torch.device) -> int:
-    """Return the memory in use on the card: of the allocator at its peak, of the CUDA context and its modules."""
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free
 
 
 def _objective(name: str, shape: Shape, device: torch.device) -> tuple[Objective, ObjectiveSettings]:

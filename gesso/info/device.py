@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,23 @@ def memory_of(device: "torch.device", *, ours: bool = False) -> DeviceMemory:
     # Freed tensors stay reserved by torch's allocator, and the next model can use their memory.
     kept = 0 if ours else torch.cuda.memory_allocated(device)
     return DeviceMemory(total, free + torch.cuda.memory_reserved(device) - kept, "cuda", host_memory()[1])
+
+
+def process_memory(device: "torch.device") -> int:
+    """Return the GPU memory of this process as the driver counts it: torch's allocator, the CUDA context and kernels.
+
+    If the driver does not count per process, as in some containers, return all memory in use on the GPU.
+    """
+    import torch
+
+    command = ["nvidia-smi", "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        used = {int(pid): int(mib) for pid, mib in (line.split(",") for line in found.splitlines())}
+        return used[os.getpid()] << 20
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError):
+        free, total = torch.cuda.mem_get_info(device)
+        return total - free
 
 
 def host_memory(proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:

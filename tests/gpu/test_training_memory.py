@@ -1,6 +1,4 @@
-"""The memory of training at the shape of the 26B. Nothing else may use the GPU, this process included: all used memory
-of the card counts.
-"""
+"""The memory of training at the shape of the 26B."""
 
 import json
 
