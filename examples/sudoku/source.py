@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ from gesso.train.recipe import DataSettings
 
 class SudokuSource:
     """The `data.source` of the Sudoku recipes. Its only file is a bank of puzzles."""
+
+    clues: ClassVar[tuple[int, int]] = (17, 36)
+    plain: ClassVar[float] = 0.75  # share of the puzzles that get no more clues than they need
 
     def __init__(self, settings: DataSettings, tokenizer: Tokenizer, eos: int) -> None:
         if len(settings.files) != 1:
@@ -34,7 +38,7 @@ class SudokuSource:
         while True:
             first = start * batch_size + rank * share
             numbers = np.arange(first, first + share)
-            rows = self._tokens(*draw(self.bank, numbers, self.seed))
+            rows = self._tokens(*draw(self.bank, numbers, self.seed, clues=self.clues, plain=self.plain))
             span = (rows.shape[1] - 82, rows.shape[1])
             yield tuple(
                 Example(tuple(row), (span,), self.name, number)
@@ -48,6 +52,13 @@ class SudokuSource:
         for grid in (puzzle, solution):
             columns += [self.first[grid[:, :1]], self.rest[grid[:, 1:]]]
         return np.concatenate([*columns, np.full((len(puzzle), 1), self.eos)], axis=1)
+
+
+class EasySudokuSource(SudokuSource):
+    """The same with as many clues as the puzzles that `gesso eval sudoku` generates."""
+
+    clues = (30, 36)
+    plain = 0.0
 
 
 def _one(tokenizer: Tokenizer, text: str) -> int:

@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from examples.sudoku.bank import build
-from examples.sudoku.source import SudokuSource
+from examples.sudoku.source import EasySudokuSource, SudokuSource
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
 from gesso.eval.sudoku.grid import is_valid
@@ -59,6 +59,12 @@ def test_any_slice_of_the_batches_can_be_generated_on_its_own(settings, tokenize
     assert take(found, 2, start=1, stride=3) == [whole[1], whole[4]]
     halves = [take(found, 1, start=2, rank=rank, world=2)[0] for rank in range(2)]
     assert halves[0] + halves[1] == whole[2]
+
+
+def test_easy_puzzles_have_30_to_36_clues(settings, tokenizer):
+    (batch,) = take(EasySudokuSource(settings, tokenizer, EOS), 1)
+    puzzles = [tokenizer.decode(example.tokens[: example.spans[0][0]]).split() for example in batch]
+    assert all(30 <= sum(cell != "0" for cell in puzzle[-81:]) <= 36 for puzzle in puzzles)
 
 
 def test_a_tokenizer_with_several_tokens_per_cell_is_rejected(settings, tmp_path):
