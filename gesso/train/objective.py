@@ -64,6 +64,7 @@ class Objective(nn.Module):
         self.scale = model.embed_scale
         self.seeing = Seeing(model, recompute=checkpoint_activations)
         self.chunk_loss, self.balance_of = chunk_loss, balance_loss
+        self.predict, self.mean_embedding = self._predict, model.expected_embedding
 
     def forward(self, batch: Batch, corruption: Corruption) -> Losses:
         prompt_SH = self.embed_text(batch)
@@ -85,7 +86,8 @@ class Objective(nn.Module):
         for part in (*self.model.decoder.layers, self.model.decoder.norm):
             part.compile(dynamic=False)
         self.chunk_loss, self.balance_of = torch.compile(chunk_loss), torch.compile(balance_loss)
-        self._expected = torch.compile(self._expected)  # type: ignore[method-assign]
+        # Two graphs: one would unpack the table of a quantized model once for both, and keep all of it meanwhile.
+        self.predict, self.mean_embedding = torch.compile(self.predict), torch.compile(self.mean_embedding)
 
     # --- one pass over text and canvases ------------------------------------------------------------------------
 
@@ -195,9 +197,13 @@ class Objective(nn.Module):
         return torch.cat(expected).view(hidden.shape)
 
     def _expected(self, hidden_RH: Tensor, temperature: float | Tensor, fixed: bool) -> Tensor:
+        return self.mean_embedding(self.predict(hidden_RH, temperature, fixed))
+
+    def _predict(self, hidden_RH: Tensor, temperature: float | Tensor, fixed: bool) -> Tensor:
+        """Return the probabilities [R, V] of all tokens."""
         logits_RV = self.model.logits(hidden_RH) / temperature
         logits_RV = logits_RV.detach() if fixed else logits_RV
-        return self.model.soft_embedding(logits_RV)
+        return logits_RV.softmax(-1, dtype=torch.float32).to(self.model.dtype)
 
     # --- losses -------------------------------------------------------------------------------------------------
 

@@ -191,11 +191,22 @@ def test_soft_embedding_is_zero_without_self_conditioning(pair):
     assert [bool((soft_X == 0).all()) for soft_X in soft_KX] == (batch.owner_K % 2 == 1).tolist()
 
 
-def test_expected_embedding_compiles_as_one_graph(pair):
+def test_prediction_and_expected_embedding_are_compiled_apart(pair, monkeypatch):
+    """Together, they would share the unpacked table of a quantized model, and all of it would be kept meanwhile."""
     _, model = pair
-    expected = Objective(model, ObjectiveSettings())._expected
+    objective, graphs = Objective(model, ObjectiveSettings()), []
+
+    def capture(graph, inputs):
+        graphs.append([node.name for node in graph.graph.nodes if node.name in ("linear", "matmul")])
+        return graph.forward
+
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda part, **options: compile(part, backend=capture, **options))
     hidden_RH = torch.randn(3, model.config.hidden_size)
-    assert torch._dynamo.explain(expected)(hidden_RH, 1.0, True).graph_break_count == 0
+    expected = objective.expected_embedding(hidden_RH)
+    objective.compile_parts()
+    assert torch.equal(objective.expected_embedding(hidden_RH), expected)
+    assert graphs == [["linear"], ["matmul"]]
 
 
 def test_canvas_attends_only_to_itself_and_the_text_before_it(pair):
