@@ -372,9 +372,24 @@ def both(parts: Iterable[Term]) -> Term:
         return NOTHING
     if EMPTY in kept:
         return EMPTY if all(part.nullable for part in kept) else NOTHING
+    if any(isinstance(part, Not) and any(is_within(other, part.item) for other in kept) for part in kept):
+        return NOTHING  # known at once; the search for a shortest text would try all counts of the other part
     if len(kept) < 2:
         return next(iter(kept), ANYTHING)
     return _term(Both, tuple(sorted(kept, key=id)))
+
+
+def is_within(inner: Term, outer: Term) -> bool:
+    """Return whether all texts of a term belong to another, if their forms show it."""
+    while isinstance(inner, Seq) and isinstance(outer, Seq) and inner.head is outer.head:
+        inner, outer = inner.tail, outer.tail
+    if inner is outer:
+        return True
+    if isinstance(outer, Alt):
+        return any(is_within(inner, item) for item in outer.items)
+    if not (isinstance(inner, Repeat) and isinstance(outer, Repeat) and inner.item is outer.item):
+        return False
+    return inner.low >= outer.low and (outer.high is None or (inner.high is not None and inner.high <= outer.high))
 
 
 def complement(item: Term) -> Term:

@@ -106,6 +106,7 @@ def test_random_keywords_are_rejected_or_enforced(schema: Any, is_open: bool) ->
      ['{"\\u00e9":null}', '{"é":null,"e":1}'], ['{"\\u00e9":1}', '{"é":1}']),
     ({"type": "object", "properties": {"a": {}}, "additionalProperties": True},
      ['{"b":1}', '{"a":1,"b":2}'], ['{"b":1,"a":2}']),
+    ({"type": "string", "not": {"pattern": "\\s"}, "maxLength": 10**6}, ['"ab"', r'"\""'], ['"a b"', r'"\n"']),
     ({"not": {"const": 1.0}, "type": "number"}, ["10", "1.5", "11"], ["1", "1.0", "1.00", "1e0"]),
     ({"type": "array", "items": {"maximum": 3, "type": "integer"}, "maxContains": 1, "contains": {"const": 3}},
      ["[3]", "[1,3,2]"], ["[]", "[3,3]", "[3,1,3]"]),

@@ -102,6 +102,17 @@ def test_an_intersection_without_texts_is_recognized():
     assert both([literal("a"), EMPTY]) is NOTHING
 
 
+def test_a_count_without_a_pattern_is_measured_without_trying_every_count():
+    characters, space = repeat(char_class(ANY), 0, None), literal(" ")
+    found = minus(repeat(char_class(ANY), 0, 10**9), seq(characters, space, characters))
+    with at_most(terms=1000):
+        assert found.after(ord("a")).least == 0
+        assert found.after(ord(" ")) is NOTHING
+        assert found.after(0xC3).least == 1  # within a character
+    assert minus(repeat(char_class(ANY), 2, 5), characters) is NOTHING
+    assert minus(characters, repeat(char_class(ANY), 0, 9)).least == 10
+
+
 def test_terms_of_exponential_size_are_refused():
     with pytest.raises(InputError, match=r"limits\.terms"), at_most(1000):
         term = literal("a")
