@@ -116,6 +116,13 @@ CASES: dict[str, tuple[Any, list[Any]]] = {
         },
         [{"a": 0.5}, {"a": 3, "b": [None], "c": 1}],
     ),
+    "draft 4 inside": (
+        {
+            "properties": {"a": {"$schema": "http://json-schema.org/draft-04/schema", "type": "integer"}},
+            "required": ["a"],
+        },
+        [{"a": 1}, {"a": -70}],
+    ),
     "draft 7 ref siblings": (
         {
             "$schema": "http://json-schema.org/draft-07/schema#",

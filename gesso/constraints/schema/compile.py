@@ -21,6 +21,7 @@ from gesso.constraints.schema.objects import object_term
 from gesso.constraints.schema.openapi import standard_schema
 from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.schema.reader import Reader, check_json
+from gesso.constraints.schema.references import drafts_within
 from gesso.constraints.schema.strings import string_content
 from gesso.constraints.settle import settle
 from gesso.constraints.term import EMPTY, FAR, NOTHING, Term
@@ -66,8 +67,9 @@ class _Compiler:
 
     def __init__(self, reader: Reader, dialect: Dialect, options: SchemaOptions) -> None:
         self.reader, self.options = reader, options
-        # In draft 4, 1.0 is no integer.
-        self.writer = Writer.of(dialect, whitespace=options.whitespace, floats=reader.references.draft > 4)
+        # In draft 4, 1.0 is no integer. Validators apply it to a subschema that names it, too.
+        floats = all(draft > 4 for draft in drafts_within(reader.references.root.schema))
+        self.writer = Writer.of(dialect, whitespace=options.whitespace, floats=floats)
         self.known: dict[tuple[str, ...], Term] = {}
         self.parts: dict[Term, Rule] = {}
         self.made: list[Rule] = []  # the parts of the present rule
