@@ -20,5 +20,5 @@ def explained() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        message = str(error).partition(". ")[0]
-        raise GessoError(f"training ran out of GPU memory: {message}. {ADVICE}") from error
+        needed = "; ".join(str(error).split(". ")[1:3])  # what was to be allocated, and what is free
+        raise GessoError(f"training ran out of GPU memory{needed and f' ({needed})'}. {ADVICE}") from error

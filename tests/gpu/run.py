@@ -24,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARE = 0.85  # of the card's memory that parallel groups may use
-JOBS = 8  # parallel groups
+JOBS = 12  # parallel groups
 SECONDS = 480  # for the whole suite: groups that have not ended by then are stopped
 PACKAGES = (
     "pytest", "torch", "triton", "transformers", "numpy", "safetensors", "tokenizers", "jinja2", "typer", "rich",
@@ -42,26 +42,9 @@ class Group:
 
 # Longest first, so that the suite ends soon.
 GROUPS = (
-    Group("26b-int4", ("tests/gpu/test_26b_int4.py",), memory=20, limit=240),
-    Group("training-memory", ("tests/gpu/test_training_memory.py",), memory=20, limit=200),
-    Group("reference", ("tests/gpu/test_reference.py",), memory=40, limit=240),
-    Group("serve", ("tests/gpu/test_serve.py",), memory=5, limit=240),
-    Group("training", ("tests/gpu/test_training.py", "tests/gpu/test_training_attention.py"), memory=10, limit=240),
-    Group("writing", ("tests/gpu/test_writing.py",), memory=4, limit=240),
-    Group("26b-fp8", ("tests/gpu/test_26b_fp8.py",), memory=34, limit=200),
     Group("real-width", ("tests/gpu/test_real_width.py",), memory=20, limit=240),
     Group("adapters", ("tests/gpu/test_adapters.py",), memory=24, limit=240),
-    Group("26b-bf16", ("tests/gpu/test_26b_bf16.py",), memory=58, limit=200),
-    Group("26b-serve", ("tests/gpu/test_serve_26b.py",), memory=40, limit=240),
-    Group("streaming", ("tests/gpu/test_streaming.py",), memory=22, limit=240),
-    Group("training-26b", ("tests/gpu/test_training_26b.py",), memory=14, limit=200),
-    Group("formats", ("tests/gpu/test_formats.py", "tests/gpu/test_feed_forward.py"), memory=6, limit=200),
-    Group("precision", ("tests/gpu/test_precision.py",), memory=4, limit=240),
-    Group("images", ("tests/gpu/test_images.py",), memory=16, limit=200),
-    Group("engine", ("tests/gpu/test_engine.py", "tests/gpu/test_verified.py"), memory=4, limit=200),
     Group("attention", ("tests/backends/cuda/test_attention.py",), memory=4, limit=240),
-    # These files use a GPU if there is one. The other tests of test_experts_four_bit.py, and those of test_linear.py,
-    # test_four_bit.py and test_model.py, are for Triton's interpreter.
     Group(
         "kernels-canvas",
         (
@@ -76,6 +59,23 @@ GROUPS = (
         memory=4,
         limit=240,
     ),
+    Group("training", ("tests/gpu/test_training.py", "tests/gpu/test_training_attention.py"), memory=10, limit=240),
+    Group("writing", ("tests/gpu/test_writing.py",), memory=4, limit=240),
+    Group("26b-int4", ("tests/gpu/test_26b_int4.py",), memory=20, limit=240),
+    Group("streaming", ("tests/gpu/test_streaming.py",), memory=22, limit=240),
+    Group("reference", ("tests/gpu/test_reference.py",), memory=40, limit=240),
+    Group("engine", ("tests/gpu/test_engine.py", "tests/gpu/test_verified.py"), memory=4, limit=200),
+    Group("serve", ("tests/gpu/test_serve.py",), memory=5, limit=240),
+    Group("formats", ("tests/gpu/test_formats.py", "tests/gpu/test_feed_forward.py"), memory=6, limit=200),
+    Group("training-memory", ("tests/gpu/test_training_memory.py",), memory=20, limit=200),
+    Group("26b-fp8", ("tests/gpu/test_26b_fp8.py",), memory=34, limit=200),
+    Group("26b-bf16", ("tests/gpu/test_26b_bf16.py",), memory=58, limit=200),
+    Group("26b-serve", ("tests/gpu/test_serve_26b.py",), memory=40, limit=240),
+    Group("training-26b", ("tests/gpu/test_training_26b.py",), memory=14, limit=200),
+    Group("precision", ("tests/gpu/test_precision.py",), memory=4, limit=240),
+    Group("images", ("tests/gpu/test_images.py",), memory=16, limit=200),
+    # These files use a GPU if there is one. The other tests of test_experts_four_bit.py, and those of test_linear.py,
+    # test_four_bit.py and test_model.py, are for Triton's interpreter.
     Group(
         "kernels-experts",
         (
