@@ -51,7 +51,8 @@ class Subject:
 
 
 SUBJECTS = {
-    "sudoku": Subject("sudoku", "runs/sudoku-both/model"),  # gesso-sudoku cannot write token by token
+    "sudoku": Subject("sudoku", "gesso-sudoku"),  # which was not trained to write token by token
+    "sudoku-both": Subject("sudoku", "runs/sudoku-both/model"),
     "python_infill": Subject("python_infill", "gesso-mini"),
     "structured": Subject("structured", "gesso-mini"),
     "proteins": Subject("examples.proteins.task:Proteins", "runs/proteins/model"),

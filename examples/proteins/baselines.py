@@ -8,14 +8,17 @@
 - k-mer: a Markov chain over four residues, conditioned on both sides; the most probable residue at each position
 - copy: the residues of the training sequences that align best with the two sides, k-mer where there are none; if the
   prompt shows a relative, those of the relative
+
+Intervals are those of independent families. With `--run FILE`, an evaluation that `gesso eval --json` printed stands
+below, and its differences to each baseline.
 """
 
 import argparse
+import math
 import random
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +30,9 @@ from examples.proteins.residues import RESIDUES, encode
 from examples.proteins.sequences import read_proteins
 from gesso.errors import InputError
 from gesso.eval import Item
-from gesso.eval.estimate import estimate_score
+from gesso.eval.estimate import Estimate, estimate_score
+from gesso.eval.evaluate import fingerprint
+from gesso.eval.paired import check_same_items, read_runs, student
 
 ORDER = 3  # residues that predict the next
 WORD = (0, 1, 2, 3, 4)  # offsets of the residues that a shared word compares
@@ -148,6 +153,22 @@ def scores(task: tasks.Proteins, items: Sequence[Item], fill: Fill) -> Mapping[s
     return {name: [row[name] for row in rows] for name in task.scores}
 
 
+def estimate(values: Sequence[float], families: Sequence[str]) -> Estimate:
+    """Return the mean with its 95 % interval, where items of one family may resemble each other."""
+    if len(set(families)) == len(values) and set(values) <= {0, 1}:
+        return estimate_score(values)
+    mean = math.fsum(values) / len(values)
+    sums: dict[str, float] = defaultdict(float)
+    for value, family in zip(values, families, strict=True):
+        sums[family] += value - mean
+    count = len(sums)
+    if count < 3:
+        return Estimate(mean, None, None)
+    error = math.sqrt(count / (count - 1) * math.fsum(one * one for one in sums.values())) / len(values)
+    reach = student(count - 1) * error
+    return Estimate(mean, mean - reach, mean + reach)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=("Proteins", "Known", "Motifs", "Relatives"), default="Proteins")
@@ -155,17 +176,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--split", default="test")
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--run", type=Path, action="append", default=[], metavar="FILE", help="may be repeated")
     asked = parser.parse_args(arguments)
     try:
         task = getattr(tasks, asked.task)(data=(asked.data,))
         items = list(task.items(asked.split, asked.count, asked.seed))
-        train = [protein.sequence for protein in read_proteins(asked.data) if protein.split == "train"]
+        proteins = read_proteins(asked.data)
+        runs = {path.stem: read_runs(path)[0] for path in asked.run}
+        for run in runs.values():
+            check_same_items(run.fingerprint, fingerprint(items))
     except InputError as error:
         sys.exit(str(error))
-    for name, fill in fills(train, items).items():
-        found = {score: estimate_score(values) for score, values in scores(task, items, fill).items()}
-        shown = partial("{0} {1.mean:6.1%} ({1.low:.1%} to {1.high:.1%})".format)
-        print(f"{name:12}", "  ".join(shown(score, value) for score, value in found.items()), flush=True)
+    family_of = {protein.name: protein.family for protein in proteins}
+    families = [family_of[item.name.partition(":")[0]] for item in items]
+
+    def show(name: str, found: Mapping[str, Sequence[float]], sign: str = "") -> None:
+        shown = (f"{score} {estimate(values, families).shown(100, sign)}" for score, values in found.items())
+        print(f"{name:12}", "  ".join(shown), flush=True)
+
+    print(f"{len(items)} items of {len(set(families))} families; shares in %")
+    train = [protein.sequence for protein in proteins if protein.split == "train"]
+    baselines = {name: scores(task, items, fill) for name, fill in fills(train, items).items()}
+    for name, found in (baselines | {name: run.scores for name, run in runs.items()}).items():
+        show(name, found)
+    for name, run in runs.items():
+        for other, found in baselines.items():
+            show(f"{name} - {other}", {score: differences(found[score], run.scores[score]) for score in found}, "+")
+
+
+def differences(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    return [b - a for a, b in zip(before, after, strict=True)]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import random
 import re
 import tarfile
@@ -33,6 +34,7 @@ from examples.proteins.windows import (
     prompt,
 )
 from gesso import InputError
+from gesso.eval.evaluate import fingerprint
 from gesso.train import recipe
 
 RECIPE = Path(__file__).parents[2] / "examples/proteins/proteins.toml"
@@ -305,10 +307,35 @@ def test_chain_uses_both_sides() -> None:
 def test_baselines_print_scores_of_the_items(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for task, likely in (("Known", 60), ("Relatives", 40)):
         baselines.main(["--data", str(folder), "--count", "6", "--task", task])
-        shown = dict(re.findall(r"^(.{12}) recovery +([\d.]+)%", capsys.readouterr().out, re.M))
+        shown = dict(re.findall(r"^(.{12}) recovery ([\d.]+)", capsys.readouterr().out, re.M))
         scores = {name.strip(): float(value) for name, value in shown.items()}
         assert set(scores) == {"most common", "frequencies", "visible", "k-mer", "copy"}
         assert scores["copy"] > likely > 30 > max(scores[name] for name in ("most common", "frequencies", "visible"))
+
+
+def test_a_run_is_compared_with_the_baselines_on_the_same_items(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = list(Proteins(data=(folder,)).items("test", 6, 0))
+    right = [{"scores": dict.fromkeys(Proteins.scores, 1.0), "error": None, "denoising_steps": 1} for _ in items]
+    run = {"task": "proteins", "fingerprint": fingerprint(items), "scores": Proteins.scores, "items": right}
+    file = tmp_path / "perfect.json"
+    file.write_text(json.dumps([run]))
+    baselines.main(["--data", str(folder), "--count", "6", "--run", str(file)])
+    shown = capsys.readouterr().out
+    assert re.search(r"^perfect +recovery 100\.0 ", shown, re.M)
+    copied = re.search(r"^copy +recovery ([\d.]+)", shown, re.M)
+    change = re.search(r"^perfect - copy recovery \+([\d.]+)", shown, re.M)
+    assert copied and change and float(copied[1]) + float(change[1]) == pytest.approx(100, abs=0.11)
+    with pytest.raises(SystemExit, match="different items"):
+        baselines.main(["--data", str(folder), "--count", "5", "--run", str(file)])
+
+
+def test_items_of_one_family_count_as_one() -> None:
+    values = [0.1, 0.3, 0.2, 0.9, 0.5]
+    once = baselines.estimate(values, "abcde")
+    twice = baselines.estimate(values * 2, "abcde" * 2)
+    assert (twice.mean, twice.low, twice.high) == pytest.approx((once.mean, once.low, once.high))
 
 
 class Even:
