@@ -41,10 +41,11 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Subject:
-    """A task, and the model that was trained for it."""
+    """A task, the model that was trained for it, and the score to show: by default the first."""
 
     task: str
     model: str
+    score: str | None = None
 
     def load(self) -> Task:
         return task(self.task)
@@ -52,7 +53,7 @@ class Subject:
 
 SUBJECTS = {
     "sudoku": Subject("sudoku", "gesso-sudoku"),  # which was not trained to write token by token
-    "sudoku-both": Subject("sudoku", "runs/sudoku-both/model"),
+    "sudoku-both": Subject("sudoku", "runs/sudoku-both/model", "cells"),
     "python_infill": Subject("python_infill", "gesso-mini"),
     "structured": Subject("structured", "gesso-mini"),
     "proteins": Subject("examples.proteins.task:Proteins", "runs/proteins/model"),
@@ -113,13 +114,13 @@ class Measured:
 
 
 def read(out: Path, name: str) -> tuple[str, dict[str, Measured]]:
-    """Return the name of the first score of a task, and what was measured on the same items, by way."""
+    """Return the name of the score of a task, and what was measured on the same items, by way."""
     paths = {way: path for way in WAYS if (path := out / name / f"{_slug(way)}.json").exists()}
     runs = {way: read_runs(path)[0] for way, path in paths.items()}
     found, shown = {}, ""
     for way, path in paths.items():
         raw = json.loads(path.read_text(encoding="utf-8"))[0]
-        shown = next(iter(raw["scores"]))
+        shown = SUBJECTS[name].score or next(iter(raw["scores"]))
         same = TOKENS in runs and runs[TOKENS].fingerprint == runs[way].fingerprint
         change = compare(runs[TOKENS], runs[way]).scores[shown] if same and way != TOKENS else None
         score, passes = Estimate(**raw["scores"][shown]), Estimate(**raw["denoising_steps"])

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from examples.proteins import task as tasks
 from examples.proteins.relatives import Packed, alignment_scores, shared_words
 from examples.proteins.residues import RESIDUES, encode
-from examples.proteins.sequences import read_proteins
+from examples.proteins.sequences import Protein, read_proteins
 from gesso.errors import InputError
 from gesso.eval import Item
 from gesso.eval.estimate import Estimate, estimate_score
@@ -153,8 +153,16 @@ def scores(task: tasks.Proteins, items: Sequence[Item], fill: Fill) -> Mapping[s
     return {name: [row[name] for row in rows] for name in task.scores}
 
 
+def families_of(items: Sequence[Item], proteins: Sequence[Protein]) -> list[str]:
+    family = {protein.name: protein.family for protein in proteins}
+    return [family[item.name.partition(":")[0]] for item in items]
+
+
 def estimate(values: Sequence[float], families: Sequence[str]) -> Estimate:
-    """Return the mean with its 95 % interval, where items of one family may resemble each other."""
+    """Return the mean with its 95 % interval, where items of one family may resemble each other.
+
+    It is not narrower than that of independent items.
+    """
     if len(set(families)) == len(values) and set(values) <= {0, 1}:
         return estimate_score(values)
     mean = math.fsum(values) / len(values)
@@ -164,7 +172,8 @@ def estimate(values: Sequence[float], families: Sequence[str]) -> Estimate:
     count = len(sums)
     if count < 3:
         return Estimate(mean, None, None)
-    error = math.sqrt(count / (count - 1) * math.fsum(one * one for one in sums.values())) / len(values)
+    within, between = (math.fsum(one * one for one in ones) for ones in ((v - mean for v in values), sums.values()))
+    error = math.sqrt(count / (count - 1) * max(within, between)) / len(values)
     reach = student(count - 1) * error
     return Estimate(mean, mean - reach, mean + reach)
 
@@ -187,8 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             check_same_items(run.fingerprint, fingerprint(items))
     except InputError as error:
         sys.exit(str(error))
-    family_of = {protein.name: protein.family for protein in proteins}
-    families = [family_of[item.name.partition(":")[0]] for item in items]
+    families = families_of(items, proteins)
 
     def show(name: str, found: Mapping[str, Sequence[float]], sign: str = "") -> None:
         shown = (f"{score} {estimate(values, families).shown(100, sign)}" for score, values in found.items())

@@ -17,11 +17,10 @@ import numpy as np
 
 import gesso
 from examples.proteins import task as tasks
-from examples.proteins.baselines import fit_chain, marginals
+from examples.proteins.baselines import estimate, families_of, fit_chain, marginals
 from examples.proteins.residues import RESIDUES, encode
 from examples.proteins.sequences import read_proteins
 from gesso.eval import Item
-from gesso.eval.estimate import estimate
 
 
 def by_canvas(g: gesso.Gesso, item: Item) -> float:
@@ -42,10 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     try:
         items = list(getattr(tasks, asked.task)(data=(asked.data,)).items("test", asked.count, asked.seed))
-        train = [protein.sequence for protein in read_proteins(asked.data) if protein.split == "train"]
+        proteins = read_proteins(asked.data)
         g = gesso.load(asked.model, device=asked.device)
     except gesso.GessoError as error:
         sys.exit(str(error))
+    train = [protein.sequence for protein in proteins if protein.split == "train"]
     counts, chain = Counter("".join(train)), fit_chain(train)
     total = sum(counts.values())
     found: dict[str, list[float]] = {"frequencies": [], "k-mer": [], "canvas": []}
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found["k-mer"].append(-float(np.log(probability[np.arange(length), encode(hidden)]).mean()))
         found["canvas"].append(by_canvas(g, item) / length)
     for name, values in found.items():
-        value = estimate(values)
+        value = estimate(values, families_of(items, proteins))
         print(f"{name:12} {value.mean:.3f} ({value.low:.3f} to {value.high:.3f}) nats per residue")
 
 
