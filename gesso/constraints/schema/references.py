@@ -19,7 +19,7 @@ def draft_of(schema: Any) -> int:
 
 
 def drafts_within(schema: Any) -> Iterator[int]:
-    """Yield the drafts that subschemas name with a `$schema` of their own."""
+    """Yield the drafts that a schema and its subschemas name."""
     waiting = [schema]
     while waiting:
         match waiting.pop():
