@@ -163,8 +163,6 @@ def estimate(values: Sequence[float], families: Sequence[str]) -> Estimate:
 
     It is not narrower than that of independent items.
     """
-    if len(set(families)) == len(values) and set(values) <= {0, 1}:
-        return estimate_score(values)
     mean = math.fsum(values) / len(values)
     sums: dict[str, float] = defaultdict(float)
     for value, family in zip(values, families, strict=True):
@@ -198,18 +196,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(str(error))
     families = families_of(items, proteins)
 
-    def show(name: str, found: Mapping[str, Sequence[float]], sign: str = "") -> None:
-        shown = (f"{score} {estimate(values, families).shown(100, sign)}" for score, values in found.items())
+    def by_family(values: Sequence[float]) -> Estimate:
+        return estimate(values, families)
+
+    def show(name: str, found: Mapping[str, Sequence[float]], of: Callable[..., Estimate], sign: str = "") -> None:
+        shown = (f"{score} {of(values).shown(100, sign)}" for score, values in found.items())
         print(f"{name:12}", "  ".join(shown), flush=True)
 
     print(f"{len(items)} items of {len(set(families))} families; shares in %")
     train = [protein.sequence for protein in proteins if protein.split == "train"]
     baselines = {name: scores(task, items, fill) for name, fill in fills(train, items).items()}
     for name, found in (baselines | {name: run.scores for name, run in runs.items()}).items():
-        show(name, found)
+        show(name, found, estimate_score if len(set(families)) == len(families) else by_family)
     for name, run in runs.items():
         for other, found in baselines.items():
-            show(f"{name} - {other}", {score: differences(found[score], run.scores[score]) for score in found}, "+")
+            changes = {score: differences(values, run.scores[score]) for score, values in found.items()}
+            show(f"{name} - {other}", changes, by_family, "+")
 
 
 def differences(before: Sequence[float], after: Sequence[float]) -> list[float]:
