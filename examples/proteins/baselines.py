@@ -19,6 +19,7 @@ import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -195,9 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except InputError as error:
         sys.exit(str(error))
     families = families_of(items, proteins)
-
-    def by_family(values: Sequence[float]) -> Estimate:
-        return estimate(values, families)
+    by_family = partial(estimate, families=families)
 
     def show(name: str, found: Mapping[str, Sequence[float]], of: Callable[..., Estimate], sign: str = "") -> None:
         shown = (f"{score} {of(values).shown(100, sign)}" for score, values in found.items())

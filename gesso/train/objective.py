@@ -82,7 +82,7 @@ class Objective(nn.Module):
         self.flex = self.model.device.type == "cuda"
         # Sliding and global layers, with and without gradient, for each batch shape.
         torch._dynamo.config.recompile_limit = 64
-        warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")  # of no use to whoever trains
+        warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")  # users cannot act on it
         for part in (*self.model.decoder.layers, self.model.decoder.norm):
             part.compile(dynamic=False)
         self.chunk_loss, self.balance_of = torch.compile(chunk_loss), torch.compile(balance_loss)

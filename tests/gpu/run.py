@@ -274,7 +274,7 @@ def tests_of(item: Running, late: bool) -> list[dict[str, Any]]:
 
 
 def entry(name: str, outcome: str, seconds: float, message: str = "") -> dict[str, Any]:
-    lines = "\n".join(message.splitlines()[:12])
+    lines = "\n".join(message.replace(f"{ROOT}", ".").splitlines()[:12])
     return {"id": name, "outcome": outcome, "seconds": round(seconds, 2)} | ({"message": lines} if lines else {})
 
 
