@@ -27,7 +27,7 @@ from gesso.engine.prefix_files import PrefixFiles
 from gesso.errors import InputError
 from gesso.info.budget import Placement, choose_placement, streaming_cost
 from gesso.info.cores import threads_for
-from gesso.info.device import DeviceMemory, keep_within, memory_of, read_memory
+from gesso.info.device import DeviceMemory, allocated_bytes, keep_within, memory_of, read_memory
 from gesso.info.memory import unpacks
 from gesso.settings import DecodeName
 
@@ -79,7 +79,7 @@ def load(
         text_only=text_only,
     )
     if isinstance(read_memory(memory), int):
-        keep_within(where, found.budget(memory))
+        keep_within(where, allocated_bytes(where) + found.budget(memory))  # this model beside those loaded before
     if placed.layers:
         logger.warning("%s", streaming_cost(placed, len(source.config.layers)))
     packs = None if placed.quantize == "none" else placed.quantize

@@ -47,7 +47,7 @@ BELOW = {
     "api": API,
     "loading": API | {"info"},
     "info": WEIGHTS | {"chat", "images"},
-    "train": WEIGHTS | {"diffusion", "chat", "backends", "images", "own_code"},
+    "train": WEIGHTS | {"diffusion", "chat", "backends", "images", "info", "own_code"},
     "eval": API | {"own_code"},
     "serve": API | {"info"},
     "trace": API | {"serve"},

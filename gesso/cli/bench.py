@@ -1,5 +1,6 @@
 """`gesso bench`."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from gesso.cli.options import ModelOptions, with_options
 from gesso.cli.progress import show_progress
 from gesso.cli.terminal import print_json, print_styled
 from gesso.errors import InputError
+from gesso.info.allocator import allocator_settings
 
 SUBJECTS = ("model", "step", "kernels", "images", "train", "constraints", "schemas", "serve")
 
@@ -111,6 +113,7 @@ def bench(
         found = images.bench(loading.model, threads=loading.threads, **loading.keywords())
         print_json(found) if json else print_styled(lambda console: images.render(found, console))
     elif what == "train":
+        os.environ.update(allocator_settings(os.environ))  # before torch is imported
         from gesso.bench import train
         from gesso.info.device import memory_of
         from gesso.loading import find_device

@@ -14,6 +14,7 @@ import typer
 from gesso.cli.options import Model
 from gesso.cli.terminal import note, print_report, print_text
 from gesso.errors import InputError
+from gesso.info.allocator import allocator_settings
 
 if TYPE_CHECKING:
     from gesso.train.plan import Plan
@@ -44,6 +45,14 @@ def train(
     check: Annotated[bool, typer.Option("--check", help="Report on the data without training.")] = False,
     minutes: Annotated[
         float | None, typer.Option(help="Stop after this many minutes; the same command resumes the run.")
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE|SIZE",
+            help="GPU memory that the process may use, with the CUDA context: a share of the GPU's, or a size such as "
+            "18GB. Default: all.",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="With --check: print the report as one JSON object.")] = False,
     model: Model = None,
@@ -84,6 +93,7 @@ def train(
 
     The same command resumes an interrupted run from its newest checkpoint.
     """
+    os.environ.update(allocator_settings(os.environ))  # before torch is imported
     from gesso.train import data_report, run
     from gesso.train.recipe import load
 
@@ -103,7 +113,7 @@ def train(
         report = run.check(settings)
         print_report(report, lambda console: data_report.render(report, console), json)
         return
-    train_recipe(settings, minutes, written=recipe is None)
+    train_recipe(settings, minutes, written=recipe is None, memory=memory)
 
 
 WITH_DATA = (
@@ -130,7 +140,7 @@ def _plan(options: Mapping[str, Any], check: bool) -> "Plan":
     return make_plan(Given(**{**given, **lists}), "cuda" if torch.cuda.is_available() else "cpu", check=check)
 
 
-def train_recipe(recipe: "Recipe", minutes: float | None, *, written: bool) -> None:
+def train_recipe(recipe: "Recipe", minutes: float | None, *, written: bool, memory: str | None = None) -> None:
     """Train, and write the loss curve and the next commands. With `written`, write the recipe as well."""
     from gesso.eval.curve import loss_curve
     from gesso.eval.samples import answerer
@@ -148,7 +158,8 @@ def train_recipe(recipe: "Recipe", minutes: float | None, *, written: bool) -> N
     score = None
     if wanted := recipe.eval:
         score = scorer(directory, wanted.task, count=wanted.count, seed=wanted.seed, steps=wanted.steps)
-    run.train(recipe, score=score, minutes=minutes, answer=answerer(directory) if recipe.held_out else None)
+    answer = answerer(directory) if recipe.held_out else None
+    run.train(recipe, score=score, minutes=minutes, answer=answer, memory=memory)
     if not first:
         return
     if written:

@@ -61,20 +61,43 @@ def shown_memory(memory: float | str) -> str:
 
 
 def keep_within(device: "torch.device", size: int) -> None:
-    """Limit this process to `size` bytes of a GPU, beside what it has allocated already.
+    """Limit this process to `size` bytes of a GPU, as the driver counts them.
 
-    At the limit, torch's allocator frees cached memory, and then fails. The CUDA context is not part of the allocator's
-    memory, so its size is subtracted.
+    At the limit, torch's allocator frees cached memory, and then fails. It counts neither the CUDA context nor loaded
+    kernels, so they are measured and subtracted. Kernels are loaded when they are first used: call this again after the
+    first step of training to count them.
     """
     if device.type != "cuda":
         return
     import torch
 
+    index = torch.cuda.current_device() if device.index is None else device.index
+    _, total = torch.cuda.mem_get_info(index)  # creates the context, so that it can be measured
+    torch.cuda.empty_cache()  # cached memory above the limit would stay
+    limit = max(0, size - unmanaged_bytes(device))
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), index)
+
+
+def allocated_bytes(device: "torch.device") -> int:
+    """Return the GPU memory that this process has allocated with torch; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    import torch
+
+    return torch.cuda.memory_allocated(device)
+
+
+def unmanaged_bytes(device: "torch.device") -> int:
+    """Return the GPU memory of this process outside of torch's allocator: the CUDA context and loaded kernels.
+
+    If the driver does not count per process, return an estimate.
+    """
+    import torch
+
     from gesso.info.workspace import CONTEXT_BYTES
 
-    index = torch.cuda.current_device() if device.index is None else device.index
-    limit = torch.cuda.memory_allocated(index) + max(0, size - CONTEXT_BYTES)
-    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / torch.cuda.mem_get_info(index)[1]), index)
+    counted = _counted_by_driver(device)
+    return CONTEXT_BYTES if counted is None else max(0, counted - torch.cuda.memory_reserved(device))
 
 
 def memory_of(device: "torch.device", *, ours: bool = False) -> DeviceMemory:
@@ -97,14 +120,28 @@ def process_memory(device: "torch.device") -> int:
     """
     import torch
 
-    command = ["nvidia-smi", "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]
+    counted = _counted_by_driver(device)
+    if counted is not None:
+        return counted
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
+def _counted_by_driver(device: "torch.device") -> int | None:
+    """Return the memory of this process on a GPU, or None if the driver does not count per process."""
+    import torch
+
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    command = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_gpu_memory", "--format=csv,noheader,nounits"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-        used = {int(pid): int(mib) for pid, mib in (line.split(",") for line in found.splitlines())}
-        return used[os.getpid()] << 20
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError):
-        free, total = torch.cuda.mem_get_info(device)
-        return total - free
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    for line in listed.splitlines():
+        gpu, *process = (field.strip() for field in line.split(","))
+        if gpu == uuid and process[:1] == [str(os.getpid())] and process[1].isdecimal():
+            return int(process[1]) << 20
+    return None
 
 
 def host_memory(proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:

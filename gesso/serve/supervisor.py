@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from gesso.info.allocator import allocator_settings
 from gesso.serve.adapters import ServedAdapters
 from gesso.serve.errors import ApiError
 from gesso.serve.fair_queue import FairQueue
@@ -218,8 +219,7 @@ class Supervisor:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C must reach only the server, which lets the engine finish
-            # Without expandable segments, batches of many sizes fragment the allocator's memory.
-            env={"PYTORCH_ALLOC_CONF": "expandable_segments:True", **without_keys(os.environ), "PYTHONUNBUFFERED": "1"},
+            env={**allocator_settings(os.environ), **without_keys(os.environ), "PYTHONUNBUFFERED": "1"},
         )
         assert process.stdout is not None
         watchdog = asyncio.create_task(self._watch(process))

@@ -22,7 +22,7 @@ from gesso.train.data import Dataset
 from gesso.train.distilled import Distilled
 from gesso.train.held_out import Answer, HeldOut, split
 from gesso.train.image_rows import ImageReader
-from gesso.train.memory import explained
+from gesso.train.memory import explained, limit_memory
 from gesso.train.processes import join_processes
 from gesso.train.progress import Progress
 from gesso.train.recipe import Recipe
@@ -59,11 +59,13 @@ def train(
     score: Score | None = None,
     minutes: float | None = None,
     answer: Answer | None = None,
+    memory: float | str | None = None,
 ) -> None:
     """Train the recipe's model for at most `minutes`; a later call resumes the run.
 
     `report` is called with the metrics of every step and replaces the progress line. `score` evaluates the model for
-    `[eval]`, and `answer` writes the samples of `[held_out]`.
+    `[eval]`, and `answer` writes the samples of `[held_out]`. `memory` limits the GPU memory of this process: a share of
+    the GPU's, or a size such as "18GB".
     """
     if recipe.model.dtype not in DTYPES:
         raise InputError(f"model.dtype must be one of {', '.join(DTYPES)}, got {recipe.model.dtype!r}")
@@ -76,6 +78,7 @@ def train(
         )
     device = join_processes()
     try:
+        limit = limit_memory(device, memory)
         directory = directory_of(recipe)
         config = Config.from_directory(directory)
         tokenizer, eos = Tokenizer.from_directory(directory), eos_of(directory)
@@ -89,7 +92,7 @@ def train(
                 examples = split(data, recipe.held_out, tokenizer, eos)
                 held_out = HeldOut(recipe, recipe.held_out, examples, tokenizer, eos, answer, line.samples)
             model = _model(recipe, directory, config, device)
-            trainer = Trainer(recipe, model, data, directory, eos, score, held_out)
+            trainer = Trainer(recipe, model, data, directory, eos, score, held_out, limit)
             trainer.run(report or line.step, minutes)
     finally:
         if dist.is_initialized():

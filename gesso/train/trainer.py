@@ -31,6 +31,7 @@ from gesso.checkpoint.parameters import assign, checkpoint_name, empty_model
 from gesso.checkpoint.source import open_source
 from gesso.checkpoint.vision import PREFIX, empty_vision, is_buffer
 from gesso.errors import GessoError, InputError
+from gesso.info.device import keep_within
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.train import resuming, state
@@ -89,9 +90,11 @@ class Trainer:
         eos: int,
         score: Score | None = None,
         held_out: HeldOut | None = None,
+        memory: int | None = None,
     ) -> None:
         self.recipe, self.model, self.data, self.source, self.eos = recipe, model, data, source, eos
         self.score, self.held_out = score, held_out
+        self.memory = memory  # bytes that this process may use of its GPU
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.out = Path(recipe.run.out).expanduser()
         if score is not None and self.world > 1:
@@ -149,6 +152,8 @@ class Trainer:
         self.clock = time.perf_counter()
         while self.step < run.steps and not (held_out and held_out.exhausted):
             pending.append(self._step([next(batches) for _ in range(run.accumulate)]))
+            if self.memory is not None and not self.stepped:
+                keep_within(self.model.device, self.memory)  # now that the kernels are loaded
             self.step, self.stepped = self.step + 1, True
             if self.score and self.recipe.eval and self.step % self.recipe.eval.every == 0:
                 finish(keep=1)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.skipif(DRY_RUN, reason="needs the real size")
 def test_int4_trains_an_adapter_of_attention_and_mlp_within_18_gb(tmp_path, record_property):
-    """With examples of 2,048 tokens of text and a canvas, under a hard limit of torch's allocator."""
+    """With examples of 2,048 tokens of text and a canvas; with the CUDA context, as the driver counts the process."""
     options = ("--quantize", "int4", "--targets", "attention,mlp", "--batches", "1", "--prompt", "1792", "--new", "256")
     found = json.loads(
         gesso_command(
@@ -22,4 +22,5 @@ def test_int4_trains_an_adapter_of_attention_and_mlp_within_18_gb(tmp_path, reco
     record_property("on_the_card_GB", round(found["memory_of_card_GB"], 2))
     record_property("tokens_per_second", round(found["tokens_per_second"]))
     record_property("peak_GB", round(found["peak_memory_GB"], 2))
+    assert found["memory_of_card_GB"] <= 18.0
     assert found["tokens_a_step"] == 2304 and found["loss_last"] < found["loss_first"]

@@ -14,7 +14,7 @@ from gesso.checkpoint.vision import vision_bytes
 from gesso.errors import DoesNotFitError, InputError
 from gesso.info import device
 from gesso.info.budget import CONTEXT, HOST_RESERVE, PRECISIONS_CPU, Budget, Placement, choose_placement, spread
-from gesso.info.device import DeviceMemory, keep_within, memory_of, read_memory
+from gesso.info.device import DeviceMemory, memory_of, read_memory
 from gesso.model.config import Config
 
 GB = 10**9
@@ -125,15 +125,6 @@ def test_memory_is_a_share_or_a_size(given: float | str, limit: float) -> None:
 def test_a_memory_that_is_neither_share_nor_size_is_rejected(given: float | str) -> None:
     with pytest.raises(InputError, match="share of memory .* or a size such as 12GB"):
         read_memory(given)
-
-
-def test_a_limit_counts_the_context_and_applies_to_the_given_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (1, {1: 80 * GB}[index]))
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: {1: 4 * GB}[index])
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: calls.append(given))
-    keep_within(torch.device("cuda:1"), 12 * GB)
-    assert calls == [((4 + 12 - 0.5) / 80, 1)]
 
 
 # --- streamed experts -----------------------------------------------------------------------------------------------

@@ -1,17 +1,23 @@
-"""GPU memory of a process, as `nvidia-smi` lists it."""
+"""GPU memory of a process, as `nvidia-smi` lists it, and its limit."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gesso.info.device import process_memory
+from gesso.info.device import keep_within, process_memory
+from gesso.info.workspace import CONTEXT_BYTES
+
+GPU = torch.device("cuda", 1)
+SECOND = "second-uuid"  # of that GPU
 
 
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
     """Put a program of this name and output on the path."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30 << 30, 40 << 30))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=SECOND))
 
     def write(output: str) -> None:
         program = tmp_path / "nvidia-smi"
@@ -22,12 +28,44 @@ def nvidia_smi(tmp_path, monkeypatch):
     return write
 
 
-def test_memory_of_other_processes_does_not_count(nvidia_smi):
-    nvidia_smi(f"1, 700\\n{os.getpid()}, 300\\n")
-    assert process_memory(torch.device("cuda")) == 300 << 20
+def test_memory_of_other_processes_and_on_other_gpus_does_not_count(nvidia_smi):
+    pid = os.getpid()
+    nvidia_smi(f"GPU-first, {pid}, 9000\\nGPU-{SECOND}, 1, 700\\nGPU-{SECOND}, {pid}, 300\\nGPU-third, {pid}, 8000\\n")
+    assert process_memory(GPU) == 300 << 20
 
 
-@pytest.mark.parametrize("output", ["", "1, 700\\n", "1, [N/A]\\n", "no devices\\n"])
+@pytest.mark.parametrize(
+    "output", ["", f"GPU-{SECOND}, 1, 700\\n", f"GPU-{SECOND}, {os.getpid()}, [N/A]\\n", "no devices\\n"]
+)
 def test_all_memory_counts_if_the_driver_does_not_tell_processes_apart(nvidia_smi, output):
     nvidia_smi(output)
-    assert process_memory(torch.device("cuda")) == 10 << 30
+    assert process_memory(GPU) == 10 << 30
+
+
+@pytest.fixture
+def fractions(monkeypatch):
+    """Return the limits that torch's allocator is given, and let it hold 100 MiB."""
+    given = []
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 100 << 20)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *limit: given.append(limit))
+    return given
+
+
+def test_a_limit_is_that_of_the_process_with_its_context_and_kernels(nvidia_smi, fractions):
+    nvidia_smi(f"GPU-{SECOND}, {os.getpid()}, 800\\n")
+    keep_within(GPU, 20 << 30)
+    nvidia_smi(f"GPU-{SECOND}, {os.getpid()}, 900\\n")  # kernels were loaded
+    keep_within(GPU, 20 << 30)
+    assert fractions == [(((20 << 10) - outside) / (40 << 10), 1) for outside in (700, 800)]
+
+
+def test_a_limit_has_an_estimate_of_the_context_if_the_driver_does_not_tell_processes_apart(nvidia_smi, fractions):
+    nvidia_smi("")
+    keep_within(GPU, 20 << 30)
+    assert fractions == [(((20 << 30) - CONTEXT_BYTES) / (40 << 30), 1)]
+
+
+def test_a_limit_below_the_context_leaves_nothing(nvidia_smi, fractions):
+    nvidia_smi(f"GPU-{SECOND}, {os.getpid()}, 800\\n")
+    keep_within(GPU, 1 << 20)
+    assert fractions == [(0.0, 1)]

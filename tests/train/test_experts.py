@@ -1,10 +1,13 @@
 """Grouped experts against the plain ones: outputs and all gradients."""
 
+import math
+
 import pytest
 import torch
 
 from gesso.adapters.lora import AdaptedExperts, Lora
 from gesso.checkpoint import random_weights
+from gesso.checkpoint.quantize import packed as packed_matrices
 from gesso.checkpoint.quantize.formats import FORMATS
 from gesso.model.experts import Experts, route
 from gesso.train.experts import GroupedExperts, sort_pairs
@@ -92,6 +95,33 @@ def test_under_autocast_products_are_in_its_dtype_and_the_output_in_that_of_the_
 
 
 @pytest.mark.parametrize("format", ["fp8", "int4", "uint4", "nvfp4"])
-def test_the_halves_of_a_quantized_stack_are_those_of_its_rows(format):
-    packed = FORMATS[format].quantize("experts", torch.randn(3, 8, 64))
-    torch.testing.assert_close(torch.cat([half.dense() for half in packed.halves()], dim=1), packed.dense())
+def test_the_parts_of_a_quantized_stack_are_those_of_its_rows_and_columns(format, monkeypatch):
+    monkeypatch.setattr(packed_matrices, "PART_VALUES", 1)  # parts of PART_MULTIPLE rows or columns
+    packed = FORMATS[format].quantize("experts", torch.randn(3, 192, 320))
+    whole = packed.dense()
+    for parts, dimension, sizes in ((packed.row_parts(), 1, [128, 64]), (packed.column_parts(), 2, [128, 128, 64])):
+        unpacked = [part.dense() for _, part in parts]
+        assert [part.shape[dimension] for part in unpacked] == sizes
+        torch.testing.assert_close(torch.cat(unpacked, dimension), whole, rtol=0, atol=0)
+        assert [at.stop - at.start for at, _ in parts] == sizes and parts[-1][0].stop == whole.shape[dimension]
+
+
+@pytest.mark.parametrize("format", ["fp8", "int4", "nvfp4"])
+def test_products_in_parts_equal_whole_products(format, monkeypatch):
+    module = GroupedExperts(experts(8, format))
+    whole = results(module, *inputs())
+    monkeypatch.setattr(packed_matrices, "PART_VALUES", 1)
+    monkeypatch.setattr(packed_matrices, "PART_MULTIPLE", 32)
+    assert len(module.gate_up_proj.row_parts()) == len(module.gate_up_proj.column_parts()) == 2
+    for found, expected in zip(results(module, *inputs()), whole, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("shape", [(128, 1408, 2816), (128, 2816, 704)])
+def test_at_most_part_values_of_the_experts_of_the_26b_are_unpacked_at_once(shape):
+    layout = FORMATS["int4"].layout(shape)
+    tensors = {key: torch.empty(size, dtype=dtype, device="meta") for key, (size, dtype) in layout.items()}
+    packed = FORMATS["int4"].packed(shape, tensors)
+    for parts in (packed.row_parts(), packed.column_parts()):
+        sizes = [math.prod(part.shape) for _, part in parts]
+        assert max(sizes) <= packed_matrices.PART_VALUES and sum(sizes) == math.prod(shape)

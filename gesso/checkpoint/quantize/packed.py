@@ -16,6 +16,8 @@ from torch.autograd import Function
 Unpack = Callable[[Mapping[str, Tensor]], Tensor]
 Product = Callable[[Tensor], Tensor]
 TABLE_ROWS = 32768  # of a large matrix, unpacked at once
+PART_VALUES = 96 * 2**20  # of a stack of experts, unpacked at once: 201 MB in bfloat16
+PART_MULTIPLE = 128  # of rows or columns: the tile of a product, and a multiple of the group of every format
 
 
 class Packed(nn.Module):
@@ -65,16 +67,15 @@ class Packed(nn.Module):
         parts = zip(*(tensor.split(rows) for tensor in self._by_row.values()), strict=True)
         return [self._of_rows(len(part[0]), dict(zip(self._by_row, part, strict=True))) for part in parts]
 
-    def halves(self) -> "tuple[Packed, Packed]":
-        """Return the first and the second half of the rows of all experts. NVFP4 may have a global scale for each."""
+    def row_parts(self) -> "list[tuple[slice, Packed]]":
+        """Return blocks of rows of all experts, and where they are, of at most PART_VALUES values if possible."""
         experts, rows, inputs = self.shape
-        parts: tuple[list[Tensor], list[Tensor]] = [], []
-        for key, tensor in self.tensors.items():
-            is_split = tensor.shape[1] == rows or (key == "weight_global_scale" and tensor.shape[1] == 2)
-            for part, half in zip(parts, tensor.chunk(2, dim=1) if is_split else (tensor, tensor), strict=True):
-                part.append(half)
-        first, second = (self._with((experts, rows // 2, inputs), part) for part in parts)
-        return first, second
+        return [(at, self._rows_of_experts(at)) for at in _parts(rows, experts * inputs)]
+
+    def column_parts(self) -> "list[tuple[slice, Packed]]":
+        """Return blocks of columns of all experts, and where they are, of at most PART_VALUES values if possible."""
+        experts, rows, inputs = self.shape
+        return [(at, self._columns_of_experts(at)) for at in _parts(inputs, experts * rows)]
 
     def rows(self, index: Tensor) -> Tensor:
         """Return some rows, for the same formats. Indexing is by bytes: it is not implemented for all dtypes."""
@@ -88,6 +89,27 @@ class Packed(nn.Module):
 
     def _of_rows(self, rows: int, tensors: Mapping[str, Tensor]) -> "Packed":
         return Packed(self.format, (rows, *self.shape[1:]), tensors, self.unpack, self.dtype)
+
+    def _rows_of_experts(self, at: slice) -> "Packed":
+        experts, rows, inputs = self.shape
+        part = {}
+        for key, tensor in self._by_row.items():
+            if key == "weight_global_scale":  # one per expert, or one for each half of its rows
+                part[key] = tensor.repeat_interleave(rows // tensor.shape[1], dim=1)[:, at]
+            else:
+                part[key] = tensor[:, at]
+        return Packed(self.format, (experts, at.stop - at.start, inputs), part, self.unpack, self.dtype)
+
+    def _columns_of_experts(self, at: slice) -> "Packed":
+        experts, rows, inputs = self.shape
+        part = {}
+        for key, tensor in self._by_row.items():
+            if key == "weight_global_scale" or tensor.shape[2] == 1:  # the same for all columns
+                part[key] = tensor
+            else:  # each element is a word of several codes, or the scale of a group
+                width = tensor.shape[2]
+                part[key] = tensor[:, :, at.start * width // inputs : at.stop * width // inputs]
+        return Packed(self.format, (experts, rows, at.stop - at.start), part, self.unpack, self.dtype)
 
     def _with(self, shape: tuple[int, ...], tensors: Sequence[Tensor]) -> "Packed":
         return Packed(self.format, shape, dict(zip(self.tensors, tensors, strict=True)), self.unpack, self.dtype)
@@ -114,6 +136,12 @@ class Packed(nn.Module):
 
 
 Weight = Tensor | Packed
+
+
+def _parts(length: int, values: int) -> list[slice]:
+    """Divide `length` rows or columns of `values` values each."""
+    step = max(1, PART_VALUES // values // PART_MULTIPLE) * PART_MULTIPLE
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 
 def _linear(input: Tensor, weight: Packed, bias: None = None) -> Tensor:
