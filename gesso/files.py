@@ -1,4 +1,4 @@
-"""Read files of bounded size without waiting for pipes, and replace files atomically.
+"""Read files of bounded size without waiting for pipes, and replace files and directories atomically.
 
 Checkpoints, adapters and recipes come from other people. A named pipe in place of `config.json` would block forever. A
 huge or deeply nested file would exhaust memory or the stack. The readers here raise the caller's error type instead.
@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,9 +18,17 @@ from typing import Any, BinaryIO
 
 from gesso.errors import CheckpointError, GessoError, InputError
 
+try:
+    import fcntl
+except ImportError:  # Windows: neither locks, nor removes what killed processes have left
+    fcntl = None  # type: ignore[assignment]
+
 JSON_LIMIT = 16 << 20  # bytes of config.json and similar files; the index of a large checkpoint has a few MiB
 TEXT_LIMIT = 256 << 20  # bytes of tokenizer.json and of text files that a user names
 DEPTH_LIMIT = 64  # levels of nested JSON
+LONGEST = 100  # characters of a name in that of its unfinished version
+UNFINISHED = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.partial", re.DOTALL)
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}  # of file systems without locks
 KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -133,7 +142,7 @@ def replacing(path: Path, *, check: Callable[[], None] = lambda: None) -> Iterat
     the rename and may raise to keep the old file.
     """
     before = path.stat() if path.exists() else None
-    unfinished = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.partial")
+    unfinished = _unfinished(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     descriptor = os.open(unfinished, flags, 0o666 if before is None else 0o600)
     try:
@@ -150,6 +159,11 @@ def replacing(path: Path, *, check: Callable[[], None] = lambda: None) -> Iterat
             unfinished.unlink()
 
 
+def _unfinished(path: Path) -> Path:
+    """Return a hidden, unpredictable name in the same directory."""
+    return path.with_name(f".{path.name[:LONGEST]}.{secrets.token_hex(8)}.partial")
+
+
 def _copy_ownership(file: BinaryIO, before: os.stat_result) -> None:
     if not hasattr(os, "fchmod"):
         return
@@ -159,3 +173,129 @@ def _copy_ownership(file: BinaryIO, before: os.stat_result) -> None:
     except PermissionError:
         mode &= 0o777  # set-id bits must not pass to another owner
     os.fchmod(file.fileno(), mode)
+
+
+# --- directories --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def replacing_directory(target: Path) -> Iterator[Path]:
+    """Yield a new directory that replaces `target` when the block succeeds; after an error, `target` is unchanged.
+
+    All of it is on disk before it gets its name, and its name is on disk afterwards: a power failure leaves the old
+    directory or the new one. A process that is killed leaves a hidden directory, for `remove_abandoned`.
+    """
+    unfinished = _unfinished(target)
+    unfinished.mkdir()
+    try:
+        yield unfinished
+        for directory, _, names in os.walk(unfinished):
+            for name in names:
+                _sync(Path(directory) / name)
+            _sync(Path(directory))
+        discard(target)
+        unfinished.rename(target)
+        _sync(target.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def discard(directory: Path) -> None:
+    """Remove a directory, if it exists, so that it is never incomplete under its name."""
+    unfinished = _unfinished(directory)
+    try:
+        directory.rename(unfinished)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(unfinished)
+
+
+def remove_abandoned(target: Path) -> None:
+    """Remove unfinished versions of a file or directory, which killed processes have left.
+
+    The caller has a lock that keeps other writers out.
+    """
+    for path in target.parent.iterdir():
+        match = UNFINISHED.fullmatch(path.name)
+        if match and match["name"] == target.name[:LONGEST]:
+            _remove(path)
+
+
+def remove_all_abandoned(parent: Path) -> None:
+    """Remove all unfinished files and directories in a directory. The caller has a lock that keeps other writers out."""
+    for path in parent.iterdir():
+        if UNFINISHED.fullmatch(path.name):
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Hold a lock on a file, which exists meanwhile. Raise a GessoError if another process holds it.
+
+    Yield whether there is a lock: some systems have none. It ends with this process, however that ends, and forked
+    processes do not inherit it.
+    """
+    descriptor = _lock(path)
+    try:
+        yield descriptor is not None
+    finally:
+        if descriptor is not None:
+            path.unlink(missing_ok=True)  # before another process can lock it
+            os.close(descriptor)
+
+
+def _lock(path: Path) -> int | None:
+    if fcntl is None:
+        return None
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+            os.close(descriptor)  # the process that held the lock has removed the file
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in NO_LOCKS:
+                return None
+            if not isinstance(error, BlockingIOError):
+                raise
+            raise GessoError(f"another process is writing to {path.parent}; wait for it, or stop it") from None
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file or a directory is on disk."""
+    if os.name == "nt":  # syncs only files that are open for writing
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that does not sync directories
+            raise
+    finally:
+        os.close(descriptor)
+
+
+# --- full disks -----------------------------------------------------------------------------------------------------
+
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def full_disk(error: Exception) -> str | None:
+    """Return the reason in words if an error is that of a full disk, a quota or a limit of sizes, or else None.
+
+    safetensors raises an error of its own, which has the number of the system's error in its message.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (match := re.search(r"\(os error (\d+)\)", str(error))):
+        number = int(match[1])
+    return os.strerror(number) if number in FULL else None

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -14,7 +13,8 @@ from gesso.checkpoint.card import MERGE
 from gesso.checkpoint.parameters import checkpoint_name, empty_model, parameters
 from gesso.checkpoint.safetensors import INDEX, SINGLE, opened, weight_files
 from gesso.checkpoint.vision import PREFIX, vision_tensors
-from gesso.errors import InputError
+from gesso.errors import CheckpointError, InputError
+from gesso.files import full_disk, locked, remove_abandoned, replacing_directory
 from gesso.model.config import Config
 from gesso.model.quantization_config import LAYERS, MIXED, TOOLS
 
@@ -69,19 +69,30 @@ def whole(directory: Path) -> Iterator[Path]:
     directory = directory.expanduser().resolve()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InputError(f"{directory} exists and is not empty; choose another directory")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    partial.chmod(0o755)  # mkdtemp makes it accessible to the user only
-    try:
+    with alone(directory), replacing_directory(directory) as partial:
         yield partial
-        for file in partial.iterdir():  # so does safetensors
+        for file in partial.iterdir():  # safetensors makes them accessible to the user only
             if file.is_file():
                 file.chmod(0o644)
-        if directory.exists():
-            directory.rmdir()
-        partial.rename(directory)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def alone(target: Path) -> Iterator[None]:
+    """Keep other processes from writing a file or directory, and remove what a killed one has left of it.
+
+    If the disk is full, raise a CheckpointError.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with locked(target.with_name(f".{target.name[:100]}.lock")) as is_locked:
+            if is_locked:
+                remove_abandoned(target)
+            yield
+    except Exception as error:
+        reason = full_disk(error)
+        if reason is None:
+            raise
+        raise CheckpointError(f"{target} cannot be written: {reason}; free some space and repeat") from error
 
 
 def write_companions(directory: Path, raw: Mapping[str, Any], source: Path | None) -> None:

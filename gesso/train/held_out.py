@@ -4,8 +4,6 @@ import hashlib
 import json
 import logging
 import math
-import shutil
-import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +16,7 @@ from torch import Tensor
 from gesso.chat.prompt import Prompt
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import GessoError, InputError
-from gesso.files import read_json
+from gesso.files import read_json, replacing, replacing_directory
 from gesso.images.tokens import image_tokens
 from gesso.model.transformer import DiffusionGemma
 from gesso.train.batch import Batch, Corruption, collate, corrupt
@@ -197,7 +195,8 @@ class HeldOut:
         if self.samples_file.exists():
             *lines, _ = self.samples_file.read_text(encoding="utf-8").split("\n")  # the last one may be incomplete
             kept = [line + "\n" for line in lines if json.loads(line)["step"] in self.losses]
-            self.samples_file.write_text("".join(kept), encoding="utf-8")
+            with replacing(self.samples_file) as file:
+                file.write("".join(kept).encode("utf-8"))
 
     def keep(self, step: int, parameters: Mapping[str, Tensor]) -> None:
         """Store the weights if they are those of the best step.
@@ -206,12 +205,10 @@ class HeldOut:
         """
         if step != self.best or self.stored_step() == step:
             return
-        partial = Path(tempfile.mkdtemp(prefix=".best-", dir=self.best_directory.parent))
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in parameters.items()},
-                  partial / "weights.safetensors")  # fmt: skip
-        (partial / "state.json").write_text(json.dumps({"step": step}), encoding="utf-8")
-        shutil.rmtree(self.best_directory, ignore_errors=True)
-        partial.rename(self.best_directory)
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in parameters.items()}
+        with replacing_directory(self.best_directory) as partial:
+            save_file(weights, partial / "weights.safetensors")
+            (partial / "state.json").write_text(json.dumps({"step": step}), encoding="utf-8")
 
     def stored_step(self) -> int | None:
         path = self.best_directory / "state.json"

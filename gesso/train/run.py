@@ -64,8 +64,8 @@ def train(
     """Train the recipe's model for at most `minutes`; a later call resumes the run.
 
     `report` is called with the metrics of every step and replaces the progress line. `score` evaluates the model for
-    `[eval]`, and `answer` writes the samples of `[held_out]`. `memory` limits the GPU memory of this process: a share of
-    the GPU's, or a size such as "18GB".
+    `[eval]`, and `answer` writes the samples of `[held_out]`. `memory` limits the GPU memory of this process: a share
+    of it, or a size such as "18GB".
     """
     if recipe.model.dtype not in DTYPES:
         raise InputError(f"model.dtype must be one of {', '.join(DTYPES)}, got {recipe.model.dtype!r}")

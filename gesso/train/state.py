@@ -1,9 +1,8 @@
 """Checkpoints of a run, to resume from: weights, optimizer state, average and step, written atomically."""
 
 import json
-import shutil
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from gesso.errors import CheckpointError
-from gesso.files import read_json
+from gesso.errors import CheckpointError, GessoError
+from gesso.files import discard, full_disk, read_json, replacing_directory
 
 Tensors = dict[str, Tensor]
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -45,18 +44,30 @@ def save(
     }
     if not write:
         return
-    partial = Path(tempfile.mkdtemp(prefix=".step-", dir=out))
-    try:
+    with replacing_directory(out / f"step-{step:08}") as partial:
         for name, tensors in groups.items():
             save_file(tensors, partial / f"{name}.safetensors")
         (partial / "state.json").write_text(json.dumps({"step": step, **note}, indent=1), encoding="utf-8")
-        target = out / f"step-{step:08}"
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     for old in sorted(out.glob("step-" + "[0-9]" * 8))[:-keep]:
-        shutil.rmtree(old)
+        discard(old)
+
+
+@contextmanager
+def explained(out: Path) -> Iterator[None]:
+    """Raise a GessoError that names the newest checkpoint if the disk is full in this block."""
+    try:
+        yield
+    except Exception as error:
+        reason = full_disk(error)
+        if reason is None:
+            raise
+        newest = latest(out)
+        if newest is None:
+            resume = "no step is saved yet: the same command starts again"
+        else:
+            step = int(newest.name.removeprefix("step-"))
+            resume = f"the last good step is {step}, in {newest}: the same command continues"
+        raise GessoError(f"the run in {out} cannot be written: {reason}. Free some space; {resume}") from error
 
 
 def read_note(directory: Path) -> dict[str, Any]:

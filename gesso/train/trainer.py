@@ -8,11 +8,10 @@ import itertools
 import json
 import logging
 import math
-import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from gesso.checkpoint.parameters import assign, checkpoint_name, empty_model
 from gesso.checkpoint.source import open_source
 from gesso.checkpoint.vision import PREFIX, empty_vision, is_buffer
 from gesso.errors import GessoError, InputError
+from gesso.files import locked, remove_all_abandoned, replacing_directory
 from gesso.info.device import keep_within
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
@@ -49,6 +49,8 @@ from gesso.train.recipe import ContinuedLora, Recipe
 from gesso.train.shared_recipe import shared_recipe
 
 logger = logging.getLogger("gesso")
+
+LOCK = ".lock"  # in the directory of a run, while it is trained
 
 Report = Callable[[Mapping[str, float]], None]
 Score = Callable[[DiffusionGemma], Mapping[str, float]]  # scores of the current model
@@ -131,6 +133,13 @@ class Trainer:
         """
         deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self.out.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            stack.enter_context(state.explained(self.out))
+            if self.rank == 0 and stack.enter_context(locked(self.out / LOCK)):
+                remove_all_abandoned(self.out)
+            self._run(report, deadline)
+
+    def _run(self, report: Report, deadline: float) -> None:
         run = self.recipe.run
         self._resume()
         settings = asdict(self.recipe)
@@ -327,8 +336,7 @@ class Trainer:
         tensors = {name: state.gathered(tensor) for name, tensor in {**exported, **self.average, **best}.items()}
         if self.rank or (target.exists() and not self.stepped):
             return
-        with tempfile.TemporaryDirectory(prefix=".export-", dir=self.out) as parent:
-            partial = Path(parent) / target.name
+        with replacing_directory(target) as partial:
             if self.lora:
                 for name, tensor in tensors.items():
                     assign(self.model, name, tensor)
@@ -340,8 +348,6 @@ class Trainer:
                     assign(model, name, tensor.to(getattr(torch, self.recipe.run.export_dtype)))
                 write.save(model, partial, source=self.source, shard_bytes=self.recipe.run.export_shard)
             (partial / RECIPE).write_text(shared_recipe(self.recipe), encoding="utf-8")
-            shutil.rmtree(target, ignore_errors=True)  # the export of fewer steps
-            partial.rename(target)
 
     def _trained_config(self) -> Config:
         """Return the model's configuration, with the canvas length of the training if there was only one.

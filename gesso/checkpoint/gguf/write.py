@@ -25,6 +25,7 @@ from gesso.checkpoint.gguf.types import FLOATS, TYPES, row_bytes
 from gesso.checkpoint.parameters import parameters
 from gesso.checkpoint.quantize.convert import relative_error
 from gesso.checkpoint.quantize.packed import Packed
+from gesso.checkpoint.write import alone
 from gesso.errors import CheckpointError, InputError
 from gesso.files import replacing
 from gesso.model.config import Config
@@ -55,8 +56,7 @@ def write(
     offsets, size = places(shapes, types)
     header = header_of(keys(config, directory, to, target.stem), shapes, types, offsets)
     missing, errors = set(stored), {}
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as file:
+    with alone(target), replacing(target) as file:
         file.write(header)
         file.seek(len(header) + offsets[ROPE_FREQUENCIES])
         file.write(rope_factors(config).numpy().data)
