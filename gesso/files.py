@@ -222,7 +222,7 @@ def remove_abandoned(target: Path) -> None:
 
 
 def remove_all_abandoned(parent: Path) -> None:
-    """Remove all unfinished files and directories in a directory. The caller has a lock that keeps other writers out."""
+    """Remove everything unfinished in a directory. The caller has a lock that keeps other writers out."""
     for path in parent.iterdir():
         if UNFINISHED.fullmatch(path.name):
             _remove(path)

@@ -1,7 +1,9 @@
 """Read bounded regular files and replace files atomically."""
 
+import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -101,3 +103,72 @@ def test_error_while_writing_or_checking_keeps_the_old_file(tmp_path):
     with pytest.raises(ZeroDivisionError), files.replacing(path):
         raise ZeroDivisionError
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
+
+
+# --- directories --------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_is_on_disk_before_it_gets_its_name_and_its_name_afterwards(tmp_path, monkeypatch):
+    events, sync, rename = [], os.fsync, Path.rename
+    inodes = {}
+
+    def synced(descriptor):
+        events.append(inodes.get(os.fstat(descriptor).st_ino))
+        sync(descriptor)
+
+    def renamed(path, target):
+        result = rename(path, target)
+        events.append("renamed")
+        return result
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    with files.replacing_directory(tmp_path / "target") as directory:
+        (directory / "inner").mkdir()
+        (directory / "inner" / "b").write_text("b")
+        (directory / "a").write_text("a")
+        paths = {"a": directory / "a", "inner/b": directory / "inner" / "b", "inner": directory / "inner"}
+        paths |= {"directory": directory, "parent": tmp_path}
+        inodes |= {path.stat().st_ino: name for name, path in paths.items()}
+    assert set(events[:-2]) == {"a", "inner/b", "inner", "directory"} and events[-2:] == ["renamed", "parent"]
+    assert (tmp_path / "target" / "inner" / "b").read_text() == "b"
+
+
+def test_an_error_while_writing_a_directory_keeps_the_old_one(tmp_path):
+    target = tmp_path / "target"
+    for content in ("old", "new"):
+        with files.replacing_directory(target) as directory:
+            (directory / "file").write_text(content)
+    with pytest.raises(KeyError), files.replacing_directory(target) as directory:
+        (directory / "file").write_text("newest")
+        raise KeyError
+    assert (target / "file").read_text() == "new" and list(tmp_path.iterdir()) == [target]
+
+
+def test_only_unfinished_files_and_directories_are_abandoned(tmp_path):
+    token = "0123456789abcdef"
+    (tmp_path / f".out.{token}.partial").mkdir()
+    (tmp_path / f".out.{token}.partial" / "file").write_text("x")
+    (tmp_path / f".out.{token[::-1]}.partial").write_text("x")
+    (tmp_path / f".other.{token}.partial").mkdir()
+    kept = {"out", ".out", ".out.partial", f".out.{token}", f"out.{token}.partial", f".out.{token[1:]}.partial"}
+    for name in kept:
+        (tmp_path / name).write_text("x")
+    files.remove_abandoned(tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == kept | {f".other.{token}.partial"}
+    files.remove_all_abandoned(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, "x"), "No space left on device"),
+        (OSError(errno.EDQUOT, "x"), "Disk quota exceeded"),
+        (RuntimeError("Error while serializing: I/O error: No space (os error 28)"), "No space left on device"),
+        (OSError(errno.ENOENT, "x"), None),
+        (RuntimeError("os error 28"), None),
+    ],
+)
+def test_a_full_disk_is_recognized_whichever_library_wrote(error, reason):
+    assert files.full_disk(error) == reason

@@ -1,6 +1,6 @@
 """Requests for measurements."""
 
-import time
+import secrets
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ def requests(g: Any, size: int, prompt: int, new: int, *, same: bool = False, **
 
     The prompts are new ones, which are not in the cache, or the `same` in every call.
     """
-    seed = 0 if same else int.from_bytes(time.time_ns().to_bytes(8, "big")[-4:], "big")
+    seed = 0 if same else secrets.randbits(32)
     generator = torch.Generator().manual_seed(seed)
     texts = torch.randint(3, g.config.vocab_size, (size, prompt), generator=generator).tolist()
     made = [g.request(text, max_new_tokens=new, seed=i, **options) for i, text in enumerate(texts)]

@@ -1,0 +1,90 @@
+"""Commands whose disk is full, or that are killed while they write: one line, and nothing that looks complete."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gesso.checkpoint.cache import PARTIAL
+from gesso.checkpoint.find import find
+from gesso.errors import CheckpointError
+from tests.hub import Hub
+
+NAME = "someone/small"
+LIMIT = 20_000  # bytes: larger than the configuration of the tiny checkpoint, smaller than its weights
+KILL = """
+import os, signal, sys
+from gesso.checkpoint import write
+from gesso.cli.main import main
+function = write.write_companions
+def write_and_die(*arguments):
+    function(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+write.write_companions = write_and_die
+main(sys.argv[1:])
+"""
+
+
+def run(*arguments: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command that can write at most `limit` bytes to a file. A write beyond fails, as on a full disk."""
+
+    def limited() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "gesso", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, preexec_fn=limited)
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("format", ["gesso", "compressed-tensors", "gguf"])
+def test_quantize_on_a_full_disk_leaves_nothing_and_names_the_target(
+    tiny_directory: Path, tmp_path: Path, format: str
+) -> None:
+    target = tmp_path / "new" / ("model.gguf" if format == "gguf" else "model")
+    to = "bf16" if format == "gguf" else "fp8"
+    arguments = ("quantize", str(tiny_directory), str(target), "--format", format, "--to", to)
+    line = one_line(run(*arguments, limit=LIMIT))
+    assert line.endswith(f"{target} cannot be written: File too large; free some space and repeat")
+    assert list(target.parent.iterdir()) == []
+    assert run(*arguments).returncode == 0 and list(target.parent.iterdir()) == [target]
+
+
+def test_pull_on_a_full_disk_is_continued_and_never_loadable_before(
+    hub: Hub, tiny_directory: Path, tmp_path: Path
+) -> None:
+    hub.add(NAME, tiny_directory)
+    line = one_line(run("pull", NAME, limit=LIMIT))
+    assert f"{NAME} cannot be stored in " in line
+    assert line.endswith(": File too large; a download continues where it stopped")
+    (partial,) = tmp_path.rglob(f"*{PARTIAL}")
+    assert 0 < partial.stat().st_size <= LIMIT
+    hub.status["/"] = 503
+    with pytest.raises(CheckpointError, match="503"):
+        find(NAME)
+    hub.status.clear()
+    done = run("pull", NAME)
+    assert done.returncode == 0
+    directory = Path(done.stdout.strip())
+    for file in ("config.json", "model.safetensors"):
+        assert (directory / file).read_bytes() == (tiny_directory / file).read_bytes()
+
+
+def test_what_a_killed_command_has_left_is_removed_by_the_next_one(tiny_directory: Path, tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    arguments = ("quantize", str(tiny_directory), str(target), "--to", "fp8")
+    killed = subprocess.run([sys.executable, "-c", KILL, *arguments])
+    assert killed.returncode == -signal.SIGKILL
+    assert not target.exists() and len(list(tmp_path.glob(".model.*.partial"))) == 1
+    assert run(*arguments).returncode == 0
+    assert list(tmp_path.iterdir()) == [target]

@@ -1,0 +1,132 @@
+"""Runs that are killed while they write, or whose disk is full: what is left, and how they continue."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from gesso.errors import GessoError
+from gesso.files import locked
+from gesso.train import state
+from gesso.train.recipe import load
+from gesso.train.run import train
+from gesso.train.trainer import LOCK
+from tests.train.test_trainer import losses, write_recipe
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals and locks of POSIX")
+
+# Trains a recipe, and kills itself right after a number of calls of a function that writes.
+KILL = """
+import os, signal, sys
+import torch
+torch.set_num_threads(1)
+torch.backends.mkldnn.set_flags(False)  # as in conftest.py
+from pathlib import Path
+from gesso.checkpoint import write
+from gesso.train import state
+from gesso.train.recipe import load
+from gesso.train.run import train
+recipe, module, name, count = sys.argv[1:]
+module = {"state": state, "write": write}[module]
+function, calls = getattr(module, name), []
+def write_and_die(*arguments, **options):
+    function(*arguments, **options)
+    calls.append(name)
+    if len(calls) == int(count):
+        os.kill(os.getpid(), signal.SIGKILL)
+setattr(module, name, write_and_die)
+train(load(Path(recipe)), report=lambda _: None)
+"""
+# The files of a step are written by `save_file`: the weights, the moments of the optimizer and the average.
+POINTS = {
+    "first step": ("state", "save_file", 2),
+    "second step": ("state", "save_file", 5),
+    "removal of an old step": ("state", "discard", 1),
+    "export": ("write", "write_companions", 1),
+}
+# `gesso train` whose disk is full after the first checkpoint: a file can have at most 4 KiB.
+FILL = """
+import resource, sys
+from gesso.cli.main import main
+from gesso.train import state
+save = state.save
+def save_and_fill(*arguments, **options):
+    save(*arguments, **options)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+state.save = save_and_fill
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def hidden(directory):
+    return sorted(path.name for path in directory.iterdir() if path.name.startswith("."))
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_run_that_is_killed_while_writing_leaves_nothing_once_it_continues(tmp_path, rows, small, point):
+    train(load(write_recipe(tmp_path, rows, small, out="whole")), report=lambda _: None)
+    recipe, out = write_recipe(tmp_path, rows, small, out="killed", extra="keep = 1\n"), tmp_path / "killed"
+    done = subprocess.run([sys.executable, "-c", KILL, str(recipe), *map(str, POINTS[point])])
+    assert done.returncode == -signal.SIGKILL
+    assert hidden(out), "the process was killed while it wrote"
+    for step in out.glob("step-*"):
+        assert state.read_note(step)["step"] == int(step.name.removeprefix("step-")), "a step is whole or not there"
+    train(load(recipe), report=lambda _: None)
+    assert hidden(out) == []
+    assert losses(out) == losses(tmp_path / "whole")
+    assert [step.name for step in out.glob("step-*")] == ["step-00000012"]
+    assert (out / "model" / "config.json").is_file()
+
+
+def test_two_processes_do_not_train_into_one_directory(tmp_path, rows, small):
+    recipe, out = write_recipe(tmp_path, rows, small, steps=1), tmp_path / "out"
+    out.mkdir()
+    hold = "import sys; from pathlib import Path; from gesso.files import locked\n"
+    hold += "with locked(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", hold, str(out / LOCK)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    process.stdout.readline()
+    with pytest.raises(GessoError, match=r"another process is writing to .*out; wait for it, or stop it"):
+        train(load(recipe), report=lambda _: None)
+    process.kill()
+    process.communicate()
+    train(load(recipe), report=lambda _: None)
+    assert state.latest(out) and hidden(out) == []
+
+
+def test_a_full_disk_is_one_line_with_the_last_good_step(tmp_path, rows, small):
+    train(load(write_recipe(tmp_path, rows, small, out="whole")), report=lambda _: None)
+    recipe, out = write_recipe(tmp_path, rows, small, out="full"), tmp_path / "full"
+    done = subprocess.run([sys.executable, "-c", FILL, "train", str(recipe)], capture_output=True, text=True)
+    assert done.returncode == 1
+    *progress, error = done.stderr.splitlines()
+    assert "Traceback" not in done.stderr and all(line.startswith(("step", "gesso: ")) for line in progress)
+    assert f"the run in {out} cannot be written: File too large. Free some space; " in error
+    assert f"the last good step is 4, in {out}/step-00000004: the same command continues" in error
+    assert state.latest(out) == out / "step-00000004" and hidden(out) == []
+    train(load(recipe), report=lambda _: None)
+    assert losses(out) == losses(tmp_path / "whole")
+
+
+def test_a_disk_that_is_full_before_the_first_step_is_saved(tmp_path):
+    with (
+        pytest.raises(GessoError, match="No space left on device. Free some space; no step is saved yet"),
+        state.explained(tmp_path),
+    ):
+        raise OSError(28, os.strerror(28))
+
+
+def test_other_errors_than_a_full_disk_stay_as_they_are(tmp_path):
+    with pytest.raises(FileNotFoundError), state.explained(tmp_path):
+        json.loads((tmp_path / "absent").read_text())
+
+
+def test_a_lock_is_free_again_and_leaves_no_file(tmp_path):
+    for _ in range(2):
+        with locked(tmp_path / "lock") as is_locked:
+            assert is_locked
+    assert list(tmp_path.iterdir()) == []
