@@ -73,8 +73,9 @@ def keep_within(device: "torch.device", size: int) -> None:
 
     index = torch.cuda.current_device() if device.index is None else device.index
     _, total = torch.cuda.mem_get_info(index)  # creates the context, so that it can be measured
-    torch.cuda.empty_cache()  # cached memory above the limit would stay
     limit = max(0, size - unmanaged_bytes(device))
+    if torch.cuda.memory_reserved(device) > limit:
+        torch.cuda.empty_cache()  # cached memory above the limit would stay
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), index)
 
 
