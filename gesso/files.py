@@ -27,7 +27,7 @@ JSON_LIMIT = 16 << 20  # bytes of config.json and similar files; the index of a 
 TEXT_LIMIT = 256 << 20  # bytes of tokenizer.json and of text files that a user names
 DEPTH_LIMIT = 64  # levels of nested JSON
 LONGEST = 100  # characters of a name in that of its unfinished version
-UNFINISHED = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.partial", re.DOTALL)
+UNFINISHED = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.partial(\.lock)?", re.DOTALL)  # or its lock
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}  # of file systems without locks
 KINDS = {
     stat.S_IFIFO: "a named pipe",
