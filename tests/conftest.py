@@ -109,6 +109,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Let the interpreter collect the imported modules when it exits. Otherwise Triton's library reports their kernels
+    as leaks, below the result of the tests."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     torch.set_num_threads(1)  # the processes of pytest-xdist share the cores
