@@ -19,9 +19,8 @@ TREE ?= $(shell git rev-parse HEAD:gesso 2>/dev/null)
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo chat studio check test test-gpu test-clients lint properties docs mini-data sudoku-data clean
-# One thread: the bundled models are too small for more, and on a busy machine threads wait for each other.
 demo: $(VENV)/.installed
-	@OMP_NUM_THREADS=1 $(BIN)/python -m examples.demo
+	@$(BIN)/python -m examples.demo
 
 chat: $(VENV)/.installed
 	$(BIN)/gesso chat diffusiongemma

@@ -97,6 +97,9 @@ def load(
     threads: threads of torch on a CPU, in the whole process. Default: one per physical core, but not more than before.
     text_only: leave out the vision tower, which takes memory (1.1 GB in the 26B model); images are then refused.
     """
+    from gesso.info.cores import wait_without_spinning
+
+    wait_without_spinning()  # before torch is imported
     from gesso.loading import load as load_model
 
     return load_model(

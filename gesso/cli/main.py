@@ -31,6 +31,7 @@ from gesso.cli.trace import trace
 from gesso.cli.train import train
 from gesso.cli.tune import tune
 from gesso.errors import DoesNotFitError, GessoError, InputError
+from gesso.info.cores import wait_without_spinning
 
 # Of commands without options for a model, such as `gesso train`.
 OUT_OF_MEMORY = "use smaller batches, shorter texts or another device"
@@ -74,6 +75,7 @@ def _defaults() -> dict[str, dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default that of the process, and return the exit code."""
     prepare()
+    wait_without_spinning()
     try:
         code = app(args=arguments, prog_name="gesso", standalone_mode=False, default_map=_defaults()) or 0
     except typer.TyperException as error:

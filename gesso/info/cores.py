@@ -12,6 +12,15 @@ from pathlib import Path
 from gesso.errors import InputError
 
 
+def wait_without_spinning() -> None:
+    """Let the threads of OpenMP sleep while they wait for each other, unless the environment says otherwise.
+
+    A spinning thread occupies a core that other programs, or the thread it waits for, could use: on a busy machine, an
+    answer of a small model takes many times as long. OpenMP reads this once, when torch is imported.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 def usable_cores(system: Path = Path("/sys/devices/system/cpu"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the number of physical cores that this process may run on, or of processors where that is unknown.
 

@@ -1,6 +1,8 @@
 """Threads: one per physical core that the process may use."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,19 @@ def test_loading_sets_the_threads_of_torch(tiny_directory: Path) -> None:
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("given", "spins"), [(None, False), ("active", True)])
+def test_threads_of_torch_wait_without_spinning_unless_the_environment_says_otherwise(
+    tiny_directory: Path, given: str | None, spins: bool
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment["OMP_DISPLAY_ENV"] = "verbose"
+    if given is not None:
+        environment["OMP_WAIT_POLICY"] = given
+    code = "import sys, gesso; gesso.load(sys.argv[1], device='cpu')"
+    command = [sys.executable, "-c", code, str(tiny_directory)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    if "GOMP_SPINCOUNT" not in run.stderr:
+        pytest.skip("the OpenMP library of this torch does not show its settings")
+    assert ("GOMP_SPINCOUNT = '0'" not in run.stderr) == spins
