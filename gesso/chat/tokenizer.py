@@ -167,7 +167,8 @@ class Tokenizer:
     def _rendered(self, variables: Mapping[str, Any]) -> str:
         from jinja2.exceptions import SecurityError
 
-        from gesso.chat.template import Runaway, render
+        from gesso.chat.template import render
+        from gesso.chat.template_budget import Runaway
 
         template = self._template
         try:
@@ -208,11 +209,16 @@ class Tokenizer:
     def _template(self) -> Any:
         from jinja2 import TemplateSyntaxError
 
-        from gesso.chat.template import environment
+        from gesso.chat.template import compiled
+        from gesso.chat.template_budget import Runaway
 
         where = self.files.get("chat_template.jinja", "chat_template in tokenizer_config.json")
         try:
-            return environment().from_string(self._template_source)
+            return compiled(self._template_source)
+        except Runaway as error:
+            raise CheckpointError(
+                f"{where}: the chat template was stopped while it was compiled: {error}; use another template"
+            ) from None
         except TemplateSyntaxError as error:
             raise CheckpointError(f"{where}, line {error.lineno}: {error}; download it again") from error
         except Exception as error:  # RecursionError and SyntaxError if it is nested too deeply

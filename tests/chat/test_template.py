@@ -1,11 +1,15 @@
 """Chat templates: each rendering has limits, and normal templates render as in jinja2."""
 
+import json
 import threading
 from pathlib import Path
 
 import pytest
+from jinja2 import TemplateError, TemplateSyntaxError, UndefinedError
+from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_NAMESPACE, DEFAULT_TESTS
+from markupsafe import Markup
 
-from gesso.chat import template
+from gesso.chat import template, template_budget, template_costs
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import CheckpointError, InputError
 from tests.tiny import tokenizer_json
@@ -56,6 +60,33 @@ RUNAWAY = {
     "batch": "{{ [1]|batch(10**10, 'x')|list }}",
     "tojson": "{{ [1]|tojson(indent=10**10) }}",
     "lipsum": "{{ lipsum(n=10**8) }}",  # removed: it is undefined
+    "round to a negative precision": "{{ x|default(1)|round(-10**9) }}",
+    "round a text": "{{ 'x'|round(9, 'ceil') }}",
+    "title": "{{ ('a ' * 4000000)|title }}",
+    "encode": "{{ ('ä' * 10**6).encode('idna') }}",
+    "split at spaces": "{{ ('ab ' * 10**6).split() }}",
+    "strip of many characters": "{{ ('b' * 10**6).strip('a' * 10**6 ~ 'b') }}",
+    "search from the right": "{{ ('a' * 4000000).rfind('ab' ~ 'a' * 2000000) }}",
+    "split from the right": "{{ ('a' * 4000000).rsplit('ab' ~ 'a' * 2000000) }}",
+    "odd text": "{{ '%9999999999d' is odd }}",
+    "divisible text": "{{ '%9999999999d' is divisibleby(7) }}",
+    "replace with swapped keywords": "{{ ('x' * 10**6)|replace(new='x' * 10**6, old='x') }}",
+    "attribute of many parts": "{{ ([1] * 10**5)|sort(attribute='a,' * 10**5) }}",
+    "lazy filters in a filter": "{{ range(99999)" + "|map('string')" * 60 + "|max }}",
+    "tojson of a deep list": "{% set ns = namespace(x=[1] * 3000) %}{% for i in range(100) %}{% set ns.x = [ns.x, 1] %}"
+    "{% endfor %}{{ [ns.x, ns.x, ns.x, ns.x]|tojson(indent=16) }}",
+    "time format": "{{ strftime_now('%c' * 10**6) }}",
+    "number of many digits": "{{ ('f' * 10**6)|int(base=16) }}",
+    "printed blocks": "{% set x = 'x' * 4000000 %}" + "{{ x }}" * 9,
+}
+# What these cost is spent while the template is compiled.
+RUNAWAY_CONSTANTS = {
+    "round": "{{ 1|round(-1000000000) }}",
+    "odd": "{{ '%9999999999d' is odd }}",
+    "long integer": "{{ 0x" + "f" * 600_000 + " // 0x" + "e" * 300_000 + " }}",
+    "many tokens": "{{ x }}" * 100_000,
+    "many constants": "{{ 'a'|upper }}" * 60_000,
+    "nested loops": "{% for a in b %}" * 50 + "{% endfor %}" * 50,
 }
 CHAT = [{"role": "user", "content": "Hello"}]
 
@@ -68,16 +99,30 @@ def with_template(directory: Path, source: str) -> Tokenizer:
 
 @pytest.mark.parametrize("case", RUNAWAY)
 def test_runaway_template_is_stopped(tmp_path, case, monkeypatch):
-    monkeypatch.setattr(template, "MAX_STEPS", template.MAX_STEPS // 10)  # a tenth of the time
-    monkeypatch.setattr(template, "MAX_SECONDS", PATIENCE)  # the other limits come first, even on a busy machine
+    monkeypatch.setattr(template_budget, "MAX_STEPS", template_budget.MAX_STEPS // 10)  # a tenth of the time
+    monkeypatch.setattr(template_budget, "MAX_SECONDS", PATIENCE)  # the other limits come first, even on a busy machine
     tokenizer = with_template(tmp_path, RUNAWAY[case])
     with bounded(), pytest.raises((InputError, CheckpointError), match="template was stopped|undefined|Range too big"):
         tokenizer.render(CHAT)
 
 
+@pytest.mark.parametrize("case", RUNAWAY_CONSTANTS)
+def test_runaway_constant_is_stopped_while_it_is_compiled_or_rendered(tmp_path, case, monkeypatch):
+    monkeypatch.setattr(template_budget, "MAX_SECONDS", PATIENCE)
+    tokenizer = with_template(tmp_path, RUNAWAY_CONSTANTS[case])
+    with bounded(), pytest.raises((InputError, CheckpointError), match="template was stopped"):
+        tokenizer.render(CHAT)
+
+
+def test_compiling_has_a_time_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(template_budget, "MAX_SECONDS", 0.0)
+    with pytest.raises(CheckpointError, match="stopped while it was compiled: it takes longer than 0 s"):
+        with_template(tmp_path, "{{ messages }}").render(CHAT)
+
+
 def test_runaway_template_is_stopped_in_another_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr(template, "MAX_STEPS", template.MAX_STEPS // 10)
-    monkeypatch.setattr(template, "MAX_SECONDS", 60)  # the limit on steps comes first, even on a busy machine
+    monkeypatch.setattr(template_budget, "MAX_STEPS", template_budget.MAX_STEPS // 10)
+    monkeypatch.setattr(template_budget, "MAX_SECONDS", 60)  # the limit on steps comes first, even on a busy machine
     tokenizer, caught = with_template(tmp_path, RUNAWAY["silent nested loops"]), []
 
     def render() -> None:
@@ -93,14 +138,14 @@ def test_runaway_template_is_stopped_in_another_thread(tmp_path, monkeypatch):
 
 
 def test_template_is_stopped_by_time_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(template, "MAX_SECONDS", 0.05)
-    monkeypatch.setattr(template, "MAX_STEPS", 10**12)
+    monkeypatch.setattr(template_budget, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(template_budget, "MAX_STEPS", 10**12)
     with pytest.raises(InputError, match=r"longer than 0\.05 s"):
         with_template(tmp_path, RUNAWAY["silent nested loops"]).render(CHAT)
 
 
 def test_each_rendering_has_its_own_budget(tmp_path, monkeypatch):
-    monkeypatch.setattr(template, "MAX_STEPS", 150_000)
+    monkeypatch.setattr(template_budget, "MAX_STEPS", 150_000)
     tokenizer = with_template(tmp_path, "{% for i in range(99999) %}{% endfor %}{{ messages[0].content }}")
     for _ in range(3):
         assert tokenizer.render(CHAT) == "Hello"
@@ -142,10 +187,115 @@ def test_common_operations_render_as_in_jinja2(tmp_path):
     plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     chat = [{"role": "user", "content": " hello"}, {"role": "assistant", "content": "bye {x} 100%"}]
     expected = plain.from_string(source).render(messages=chat)
-    assert template.render(template.environment().from_string(source), {"messages": chat}) == expected
+    assert template.render(template.compiled(source), {"messages": chat}) == expected
 
 
 def test_long_conversation_renders_within_budget(tmp_path):
     (tmp_path / "tokenizer.json").write_text(tokenizer_json())
     chat = [{"role": role, "content": "word " * 200} for _ in range(1000) for role in ("user", "assistant")]
     assert Tokenizer.from_directory(tmp_path).render(chat).count("word") == 400_000
+
+
+# --- every operation has a cost ---------------------------------------------------------------------------------------
+
+# Every filter and test of jinja2 3.1 without a cost.
+UNAVAILABLE_FILTERS = {"filesizeformat", "pprint", "striptags", "urlize", "wordwrap", "xmlattr"}
+VALUES = {str: "text", int: 7, float: 1.5, list: [1], tuple: (1,), dict: {"a": 1}, bool: True, Markup: Markup("text")}
+
+
+def rendered(source, **variables):
+    return template.render(template.compiled(source), variables)
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_method_without_a_cost_is_unavailable(kind):
+    """All methods that this Python has, so that a method that a later version adds is covered, too."""
+    for name in (name for name in dir(kind) if not name.startswith("_")):
+        if name not in template_costs.methods_of(VALUES[kind]):
+            with pytest.raises(TemplateError, match=f"{name}.* is not available in chat templates"):
+                rendered(f"{{{{ value.{name}() }}}}", value=VALUES[kind])
+            with pytest.raises(TemplateError, match="is not available"):
+                rendered("{{ (value|attr(name))() }}", value=VALUES[kind], name=name)
+
+
+def test_methods_with_a_cost_exist_and_are_called():
+    names = {"isspace", "bit_length", "hex", "copy", "items"}
+    for kind, value in VALUES.items():
+        for name in template_costs.methods_of(value):
+            assert hasattr(kind, name) or name == "is_integer", (kind, name)
+            if name in names:
+                assert rendered(f"{{{{ value.{name}() }}}}", value=value)
+
+
+@pytest.mark.parametrize("name", ["encode", "translate", "format_map", "append", "update", "to_bytes", "fromhex"])
+def test_costly_and_changing_methods_have_no_cost(name):
+    assert not any(name in table for table in template_costs.METHODS.values())
+
+
+def test_filter_without_a_cost_is_unavailable():
+    environment = template.environment()
+    for name in set(DEFAULT_FILTERS) - set(template_costs.FILTERS):
+        with pytest.raises(TemplateSyntaxError, match=f"No filter named '{name}'"):
+            template.compiled(f"{{{{ 'x'|{name} }}}}")
+    assert set(environment.filters) == set(template_costs.FILTERS)
+    assert set(DEFAULT_FILTERS) - set(template_costs.FILTERS) >= UNAVAILABLE_FILTERS
+
+
+def test_test_without_a_cost_is_unavailable():
+    assert set(template.environment().tests) == set(template_costs.TESTS)
+
+
+def test_function_without_a_cost_is_unavailable():
+    assert set(template.environment().globals) == template_costs.GLOBALS
+    with pytest.raises(UndefinedError):
+        rendered("{{ lipsum() }}")
+
+
+def test_operation_that_jinja2_adds_is_unavailable_until_it_has_a_cost(monkeypatch):
+    monkeypatch.setitem(DEFAULT_FILTERS, "added", str)
+    monkeypatch.setitem(DEFAULT_TESTS, "added", bool)
+    monkeypatch.setitem(DEFAULT_NAMESPACE, "added", str)
+    for source, problem in (
+        ("{{ 1|added }}", "No filter named"), ("{{ 1 is added }}", "No test named"), ("{{ added(1) }}", "undefined"),
+    ):  # fmt: skip
+        with pytest.raises(TemplateError, match=problem):
+            rendered(source)
+
+
+def test_every_operator_has_a_cost():
+    from jinja2.sandbox import SandboxedEnvironment
+
+    assert set(template_costs.OPERATORS) == set(SandboxedEnvironment.default_binop_table)
+
+
+def test_lazy_elements_are_counted(monkeypatch):
+    monkeypatch.setattr(template_budget, "MAX_STEPS", 50_000)
+    with pytest.raises(template_budget.Runaway, match="steps"):
+        rendered("{{ range(99999)|map('string')|first in range(99999)|map('default') }}")
+
+
+def test_filters_and_methods_of_published_templates_render_as_in_jinja2():
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    source = """
+    {%- for key, value in arguments|dictsort %}{{ key|title }}={{ value|tojson|safe }};{% endfor -%}
+    {%- for key, value in arguments.items() %}{{ loop.index }}/{{ loop.length }}{{ loop.cycle('a', 'b') }}{% endfor %}
+    {{ text.split('</think>')[-1].lstrip('\n').rstrip() }} {{ text.rsplit('>', 1)[0] }} {{ text.splitlines() }}
+    {{ 'think' in text }} {{ text.startswith(('a', '<think>')) }} {{ text.find('x') }} {{ text.title()|length }}
+    {{ messages|map(attribute='role')|unique|list }} {{ messages|groupby('role')|map(attribute='grouper')|list }}
+    {{ messages|rejectattr('role', 'in', ['user', 'tool'])|list }} {{ messages[::-1]|first }} {{ (messages|last).role }}
+    {{ messages|selectattr('content', 'defined')|list|length }} {{ arguments.get('none', {}).keys()|list }}
+    {{ text|replace(new='-', old='<') }} {{ text|escape }} {{ ('<b>'|safe) ~ text|e }} {{ ['a', 'b']|reverse|join }}
+    {{ [1, 2]|tojson == '[1, 2]' }} {{ 7 is odd }} {{ 9 is divisibleby 3 }} {{ 2.5|round|int }} {{ 1234|round(-2) }}
+    {{ '%s: %d'|format('a', 3) }} {{ ('%(a)s' % {'a': 'b'}) }} {{ 17 // 5 - 1 }} {{ 'abc'|batch(2)|list }} {{ -7|abs }}
+    {{ text is string and messages is sequence and arguments is mapping }} {{ text.strip().upper().partition('X') }}
+    {% set next = joiner('|') %}{% for i in 'ab' %}{{ next() }}{{ i }}{% endfor %} {{ 'a,b,c'.rsplit(',', 1) }}
+    """
+    variables = {
+        "text": "<think>\nso & so</think>\n\nText x",
+        "messages": [{"role": "user", "content": "a"}, {"role": "tool"}, {"role": "user", "content": "b"}],
+        "arguments": {"b": [1, "ü"], "a": None},
+    }
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    plain.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    assert rendered(source, **variables) == plain.from_string(source).render(variables)

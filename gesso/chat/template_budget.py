@@ -1,0 +1,115 @@
+"""The limits of a chat template, the work that it has left, and the sizes of the values that it creates."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.utils import Namespace
+
+MAX_TOKENS = 1 << 15  # of a template's source; 100 kB of a published template have fewer
+MAX_STEPS = 1_000_000  # loop iterations, elements of lazy filters, calls, filters, tests and operators
+MAX_CHARS = 1 << 23  # of one string, or of all elements of a list
+MAX_WORK = 1 << 27  # characters of all intermediate results together
+MAX_SECONDS = 10.0
+MAX_BITS = 1 << 14  # of an integer; JSON can have integers of 4,300 digits
+NODE = 64  # characters that an element of a list or dictionary counts as: a string object has as many bytes
+
+
+class Runaway(TemplateError):
+    """A template exceeded one of the limits, or used an operation that is not available."""
+
+
+class Budget:
+    """The work that one rendering, or one compilation, has left."""
+
+    def __init__(self) -> None:
+        self.steps, self.work, self.end = MAX_STEPS, MAX_WORK, time.monotonic() + MAX_SECONDS
+
+    def spend(self, work: int, steps: int = 1) -> None:
+        self.steps -= steps
+        self.work -= work
+        if self.steps < 0:
+            raise Runaway(f"it takes more than {MAX_STEPS:,} steps")
+        if self.work < 0:
+            raise Runaway(f"its intermediate results exceed {MAX_WORK:,} characters")
+        if time.monotonic() > self.end:
+            raise Runaway(f"it takes longer than {MAX_SECONDS:g} s")
+
+
+_budget: ContextVar[Budget | None] = ContextVar("template_budget", default=None)
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Give the block its own budget. Nothing of a template is evaluated outside such a block."""
+    token = _budget.set(Budget())
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+def spend(work: int, steps: int = 1) -> None:
+    """Take work from the budget of the template that is running."""
+    budget = _budget.get()
+    assert budget is not None, "templates are compiled and rendered in `limited()`"
+    budget.spend(work, steps)
+
+
+def charge(value: Any) -> Any:
+    """Charge a result to the budget, and return it. An iterator is charged for each element that is taken from it."""
+    spend(size(value))
+    return _counted(value) if hasattr(value, "__next__") else value
+
+
+def _counted(elements: Iterator[Any]) -> Iterator[Any]:
+    for element in elements:
+        spend(0)
+        yield element
+
+
+def size(value: Any) -> int:
+    """Return the size of a value in characters. Shared parts count each time they occur, as in printing."""
+    total, waiting = 0, [value]
+    while waiting and total <= MAX_CHARS:
+        one = waiting.pop()
+        if isinstance(one, str | bytes):
+            total += len(one)
+        elif isinstance(one, int):
+            if one.bit_length() > MAX_BITS:
+                raise Runaway(f"it creates a number of more than {MAX_BITS:,} bits")
+            total += one.bit_length() // 3
+        elif isinstance(one, list | tuple | set | frozenset):
+            total += NODE * len(one)
+            waiting.extend(one)
+        elif isinstance(one, dict | Namespace):
+            fields: dict[Any, Any] = one._Namespace__attrs if isinstance(one, Namespace) else one
+            total += NODE * len(fields)
+            waiting.extend(fields)
+            waiting.extend(fields.values())
+    if total > MAX_CHARS:
+        raise Runaway(f"it creates a text or list of more than {MAX_CHARS:,} characters")
+    return total
+
+
+def check_size(characters: int) -> int:
+    """Return the size of a value that is about to be created. Raise Runaway if it is too large."""
+    if characters > MAX_CHARS:
+        raise Runaway(f"it would create a text or list of {characters:,} characters; at most {MAX_CHARS:,} are allowed")
+    return characters
+
+
+def as_list(value: Any) -> Any:
+    """Return an iterator as a list, whose size is known; return other values unchanged."""
+    if not hasattr(value, "__next__"):
+        return value
+    elements: list[Any] = []
+    total = 0
+    for element in value:
+        total += NODE + size(element)
+        check_size(total)
+        elements.append(element)
+    return elements
