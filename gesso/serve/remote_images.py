@@ -28,6 +28,7 @@ import gesso
 from gesso.checks import shown
 from gesso.errors import InputError
 from gesso.images.read import MAX_BYTES
+from gesso.serve.public_addresses import is_public
 
 SECONDS = 10.0  # for all images of a request
 REDIRECTS = 3
@@ -41,13 +42,7 @@ HEADERS = {
     "Connection": "close",
 }
 MOVED = (301, 302, 303, 307, 308)
-# Addresses in public ranges that reach services of the machine's own network.
-REFUSED = frozenset({ipaddress.ip_address("168.63.129.16")})  # of Azure's platform, for every virtual machine
-UNICAST = ipaddress.ip_network("2000::/3")  # IPv6 addresses of the public internet
-NAT64 = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses for machines with IPv6 only (RFC 6052)
 SAFE = "%/:=&?~#+!$,;'@()*[]"  # characters of a path or a query that stay as they are
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True)
@@ -92,19 +87,6 @@ def fetch(url: str) -> bytes:
             raise InputError("the server redirects from https to another scheme; give the URL of the image itself")
         url = target
     raise InputError(f"more than {REDIRECTS} redirects; give the URL of the image itself")
-
-
-def is_public(address: Address) -> bool:
-    """Return whether an address belongs to the public internet, and not to this machine or its network."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address in NAT64:
-            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
-        if address.sixtofour is not None and not is_public(address.sixtofour):
-            return False
-        if address not in UNICAST or address.teredo is not None:  # mapped IPv4 addresses are outside, too
-            return False
-    special = address.is_private or address.is_loopback or address.is_link_local or address.is_multicast
-    return address.is_global and not special and not address.is_reserved and address not in REFUSED
 
 
 def _checked(url: str) -> SplitResult:

@@ -10,24 +10,34 @@ import pytest
 
 from gesso.errors import InputError
 from gesso.serve import remote_images
-from gesso.serve.remote_images import RemoteImage, fetch, fetch_all, is_public
+from gesso.serve.public_addresses import is_public
+from gesso.serve.remote_images import RemoteImage, fetch, fetch_all
 from tests.images.server import PictureServer, serving
 
 FILE = b"\x89PNG and so on" * 1000
 
 PUBLIC = (
     "1.1.1.1", "93.184.215.14", "2606:4700:4700::1111", "2001:4860:4860::8888", "64:ff9b::808:808", "2002:808:808::1",
+    # neighbours of ranges that are not public
+    "9.255.255.255", "11.0.0.0", "100.63.255.255", "100.128.0.0", "172.15.255.255", "172.32.0.0", "191.255.255.255",
+    "192.0.1.0", "192.88.98.255", "192.88.100.0", "198.17.255.255", "198.20.0.0", "223.255.255.255",
+    "2001:200::", "2001:db7:ffff::", "2001:db9::", "3ffe:ffff::1", "3fff:1000::",
 )  # fmt: skip
 NOT_PUBLIC = (
     # this machine and its network
     "127.0.0.1", "127.1.2.3", "0.0.0.0", "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1", "100.64.0.1",
-    "100.100.100.200", "169.254.169.254", "192.0.0.1", "198.18.0.1", "168.63.129.16",
+    "100.100.100.200", "169.254.169.254", "192.0.0.1", "192.0.0.9", "192.0.0.170",
+    "192.0.0.255", "198.18.0.1", "198.19.255.255", "168.63.129.16",
     # of no single machine, or of none
-    "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255", "192.0.2.1", "203.0.113.7",
+    "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255", "192.0.2.1", "198.51.100.1", "203.0.113.7",
+    "192.31.196.1", "192.52.193.1", "192.88.99.0", "192.88.99.2", "192.88.99.255", "192.175.48.1",
     "::", "::1", "fe80::1", "fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1", "2001:db8::1", "100::1", "5f00::1",
+    "3fff::", "3fff:fff:ffff::1", "2001:2::1", "2001:4:112::1", "2001:10::1", "2001:20::1", "2001:30::1",
+    "2001:1::1", "2620:4f:8000::1", "4000::1",
     # IPv4 addresses within IPv6 addresses
     "::ffff:127.0.0.1", "::ffff:8.8.8.8", "::127.0.0.1", "::7f00:1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe",
     "64:ff9b:1::808:808", "2002:7f00:1::", "2002:a00:1::1", "2002:c0a8:101::1", "2001:0:808:808::1",
+    "::ffff:0:7f00:1", "64:ff9b::c000:9", "64:ff9b::c058:6301", "2002:c058:6301::1", "2002:c000:9::", "2002:a83f:8110::",
 )  # fmt: skip
 
 
@@ -39,6 +49,14 @@ def test_public_addresses(address):
 @pytest.mark.parametrize("address", NOT_PUBLIC)
 def test_addresses_of_this_machine_its_network_or_nobody_are_not_public(address):
     assert not is_public(ipaddress.ip_address(address))
+
+
+def test_public_addresses_do_not_depend_on_the_version_of_python(monkeypatch):
+    """The tables of `ipaddress` are not read."""
+    for kind in (ipaddress.IPv4Address, ipaddress.IPv6Address):
+        for name in ("is_private", "is_global", "is_reserved", "is_multicast", "is_loopback", "is_link_local"):
+            monkeypatch.setattr(kind, name, property(lambda _: pytest.fail("a table of ipaddress was read")))
+    assert is_public(ipaddress.ip_address("1.1.1.1")) and not is_public(ipaddress.ip_address("fe80::1"))
 
 
 @pytest.mark.parametrize(
