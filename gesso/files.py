@@ -134,17 +134,19 @@ def _too_large(path: Path, limit: int) -> OSError:
 
 
 @contextmanager
-def replacing(path: Path, *, check: Callable[[], None] = lambda: None) -> Iterator[BinaryIO]:
+def replacing(
+    path: Path, *, check: Callable[[], None] = lambda: None, private: bool = False
+) -> Iterator[BinaryIO]:
     """Yield a new file that replaces `path` when the block succeeds; after an error, `path` is unchanged.
 
     The new file has an unpredictable name in the same directory and is created exclusively, so it never follows a
-    symbolic link. It gets the mode, and if permitted the owner, of the file that it replaces. `check` runs right before
-    the rename and may raise to keep the old file.
+    symbolic link. It gets the mode, and if permitted the owner, of the file that it replaces; a `private` one is for its
+    owner only. `check` runs right before the rename and may raise to keep the old file.
     """
-    before = path.stat() if path.exists() else None
+    before = path.stat() if path.exists() and not private else None
     unfinished = _unfinished(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(unfinished, flags, 0o666 if before is None else 0o600)
+    descriptor = os.open(unfinished, flags, 0o600 if private or before is not None else 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file

@@ -91,6 +91,14 @@ def test_new_file_has_the_mode_of_the_umask(tmp_path):
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
 
+def test_private_file_is_for_its_owner_only(tmp_path):
+    (tmp_path / "old").touch(0o644)
+    for name in ("old", "new"):
+        with files.replacing(tmp_path / name, private=True) as new:
+            new.write(b"new")
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+
+
 def test_error_while_writing_or_checking_keeps_the_old_file(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")

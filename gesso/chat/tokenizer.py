@@ -5,7 +5,8 @@ The vocabulary is the `tokenizer.json` of a Hugging Face directory. The chat for
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -16,7 +17,7 @@ import tokenizers
 from gesso.chat.image_parts import as_text, for_template, images_of
 from gesso.chat.messages import check_messages, check_tools
 from gesso.chat.prompt import Prompt, with_soft_tokens
-from gesso.errors import CheckpointError, InputError
+from gesso.errors import CheckpointError, GessoError, InputError
 from gesso.files import read_bytes, read_json, read_text
 from gesso.images.image import Image
 
@@ -34,6 +35,8 @@ ROLES = {
     "eoi_token": "<image|>",
 }
 IMAGE_ROLES = ("image_token", "boi_token", "eoi_token")
+_OTHER_FILES = "use the tokenizer files of another source"
+_UNDECODABLE = ("the tokenizer cannot decode these tokens", _OTHER_FILES)
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
@@ -64,11 +67,11 @@ class Tokenizer:
                 "or point to the directory that has them"
             )
         try:
-            core = tokenizers.Tokenizer.from_buffer(read_bytes(files["tokenizer.json"]))
+            data = read_bytes(files["tokenizer.json"])
         except OSError as error:
             raise CheckpointError(f"{files['tokenizer.json']} cannot be read: {error.strerror}") from None
-        except Exception as error:  # the library raises a bare Exception for any error in the file
-            raise CheckpointError(f"{files['tokenizer.json']} cannot be read ({error}); download it again") from error
+        with _library_errors(CheckpointError, f"{files['tokenizer.json']} cannot be read", "download it again"):
+            core = tokenizers.Tokenizer.from_buffer(data)
         config, specials = (
             read_json(files[name]) if name in files else {}
             for name in ("tokenizer_config.json", "special_tokens_map.json")
@@ -91,12 +94,15 @@ class Tokenizer:
         return [start for start, _ in self._encoded(text).offsets]
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        return str(self._core.decode(self._checked(ids), skip_special_tokens=not special))
+        checked = self._checked(ids)
+        with _library_errors(InputError, *_UNDECODABLE):
+            return str(self._core.decode(checked, skip_special_tokens=not special))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token. A single byte of a longer character appears by its name, such as <0xE2>."""
         checked = self._checked(ids)
-        texts = self._core.decode_batch([[i] for i in checked], skip_special_tokens=False)
+        with _library_errors(InputError, *_UNDECODABLE):
+            texts = self._core.decode_batch([[i] for i in checked], skip_special_tokens=False)
         return [
             text if text and "\ufffd" not in text else str(self._core.id_to_token(i) or "")
             for i, text in zip(checked, texts, strict=True)
@@ -234,7 +240,8 @@ class Tokenizer:
                 f"character {error.start} of the text is half a surrogate pair, which UTF-8 cannot encode; "
                 "decode the source with errors='replace'"
             ) from error
-        return self._core.encode(text, add_special_tokens=False)
+        with _library_errors(InputError, "the tokenizer cannot encode this text", _OTHER_FILES):
+            return self._core.encode(text, add_special_tokens=False)
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
         try:
@@ -244,6 +251,21 @@ class Tokenizer:
         if wrong := [i for i in checked if not 0 <= i < self.vocab_size]:
             raise InputError(f"token id {wrong[0]} is outside the vocabulary (0 to {self.vocab_size - 1})")
         return checked
+
+
+@contextmanager
+def _library_errors(kind: type[GessoError], problem: str, remedy: str) -> Iterator[None]:
+    """Raise errors of the tokenizers library, which are bare Exceptions, as errors of this kind.
+
+    A regular expression that backtracks too often makes the library panic. Its PanicException is no Exception, and has
+    no module to import it from.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{problem} ({str(error)[:1000]}); {remedy}") from None
 
 
 def _without(mark: str | None, value: Any) -> Any:

@@ -15,6 +15,7 @@ S tokens, M key/value heads, D head dim.
 import hashlib
 import logging
 import os
+import stat
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -55,8 +56,16 @@ class PrefixFiles:
     def __post_init__(self) -> None:
         try:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts can be private
+            mode = stat.S_IMODE(self.directory.stat().st_mode)
         except OSError as error:
             raise InputError(f"the cache directory {self.directory} cannot be created: {error.strerror}") from None
+        if os.name == "posix" and mode & 0o077:
+            logger.warning(
+                "the cache directory %s is open to other users (mode %o), and prompts are stored in it; "
+                "close it with chmod 700",
+                self.directory,
+                mode,
+            )
 
     def stored(self, tokens: Sequence[int], cuts: Cuts) -> int:
         """Return how many tokens at the beginning of a prompt are stored, in whole pieces."""
@@ -110,7 +119,7 @@ class PrefixFiles:
             return
         try:
             self._delete_oldest(self.limit - len(data))
-            with replacing(path) as file:
+            with replacing(path, private=True) as file:
                 file.write(data)
         except OSError as error:
             logger.warning("the prompt cannot be stored in %s: %s", self.directory, error.strerror or error)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from gesso.chat.answer import ToolCall, format_call, parse
 from gesso.chat.tokenizer import Tokenizer
@@ -313,3 +314,44 @@ def test_broken_template_is_named_and_encode_still_works(directory: Path) -> Non
     assert tokenizer.encode("the")
     with pytest.raises(CheckpointError, match=r"chat_template\.jinja, line 2"):
         tokenizer.render([USER])
+
+
+# --- a hostile tokenizer ---
+
+
+def with_pattern(directory: Path, part: str, name: str) -> Tokenizer:
+    """Return a tokenizer with a regular expression that backtracks until the library gives up with a panic."""
+    raw = json.loads((directory / "tokenizer.json").read_text())
+    pattern = {"Regex": "(a+)+$x"}
+    raw[part] = {"type": name, "pattern": pattern} | (
+        {"content": ""} if name == "Replace" else {"behavior": "Isolated", "invert": False}
+    )
+    (directory / "tokenizer.json").write_text(json.dumps(raw))
+    return Tokenizer.from_directory(directory)
+
+
+@pytest.mark.parametrize(("part", "name"), [("pre_tokenizer", "Split"), ("normalizer", "Replace")])
+def test_panic_while_encoding_is_an_input_error(directory: Path, part: str, name: str) -> None:
+    tokenizer = with_pattern(directory, part, name)
+    assert tokenizer.encode("b")
+    for encode in (tokenizer.encode, tokenizer.starts):
+        with pytest.raises(InputError, match=r"the tokenizer cannot encode this text \(.*retry-limit"):
+            encode("a" * 40)
+
+
+def test_panic_while_decoding_is_an_input_error(directory: Path) -> None:
+    tokenizer = with_pattern(directory, "decoder", "Replace")
+    ids = tokenizer.encode("a" * 40)
+    with pytest.raises(InputError, match="the tokenizer cannot decode these tokens"):
+        tokenizer._core.decoder = tokenizers.decoders.Sequence([tokenizers.decoders.Fuse(), tokenizer._core.decoder])
+        tokenizer.decode(ids)
+
+
+def test_interrupt_while_encoding_is_not_an_input_error(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def encode(self, *_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(tokenizer, "_core", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode("a")

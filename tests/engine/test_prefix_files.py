@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -162,6 +163,24 @@ def test_a_directory_that_cannot_be_used_is_reported(
     monkeypatch.setattr("gesso.engine.prefix_files.replacing", full)
     g = load(tiny_directory, tmp_path / "cache")
     assert g.generate(PROMPT, **OPTIONS).tokens and "No space left" in caplog.text
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o770])
+def test_stored_prompts_are_private_and_an_open_directory_is_reported(
+    write: Callable[..., Result], tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int
+) -> None:
+    directory = tmp_path / "cache"
+    directory.mkdir()
+    directory.chmod(mode)
+    before = os.umask(0o022)
+    try:
+        write()
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files(directory)} == {0o600}
+    warned = [record.message for record in caplog.records if "open to other users" in record.message]
+    assert len(warned) == (mode != 0o700)
+    assert not warned or f"mode {mode:o}" in warned[0] and "chmod 700" in warned[0]
 
 
 def test_progress_is_reported_while_a_prompt_is_read(tiny_directory: Path) -> None:
