@@ -35,9 +35,15 @@ def weights_named(index: Mapping[str, Any], path: Path = Path(INDEX)) -> set[str
     return set(names.values())
 
 
+NAME_BYTES = 200  # of a file's name; file systems have room for 255, and a download adds an ending
+DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9])(\.|$)", re.IGNORECASE)  # on Windows, in every directory
+
+
 def is_plain(name: Any) -> bool:
-    """Return whether this names a file in the same directory, on any operating system."""
-    return isinstance(name, str) and re.fullmatch(r"[^/\\:\x00-\x1f]+", name) is not None and name not in (".", "..")
+    """Return whether this names a file in the same directory, on any operating system, and can be printed."""
+    if not isinstance(name, str) or not name.isprintable() or re.search(r"[/\\:]", name):
+        return False
+    return 0 < len(name.encode()) <= NAME_BYTES and name not in (".", "..") and DEVICE.match(name) is None
 
 
 def read_header(file: Path) -> dict[str, Stored]:

@@ -297,11 +297,37 @@ def test_other_architecture_is_refused_before_its_weights(hub: Hub, tmp_path: Pa
     assert hub.downloads() == {"a-Q4_K_M.gguf": "bytes=0-127"}
 
 
-@pytest.mark.parametrize("name", ["../x.json", "/etc/x.json", "..\\x.json", "C:x.json", "a/b.json", "x\n.json", ".."])
+# Names of files in the list of a repository: other directories, devices, streams, and tricks with URLs.
+LEAVING = (
+    "../x.json", "/etc/x.json", "..\\x.json", "nul", "CON.json", "aux.x.json", "COM1.json", "C:x.json", "a/b.json", "x\n.json", "..", ".", "", "~/x.json",
+    "....//x.json", "%2e%2e/x.json", "x.json/../../x.json", "./x.json",
+    "http://127.0.0.1/x.json", "//127.0.0.1/x.json", "file:///etc/x.json",
+    "/dev/stdin/x.json", "CON/x.json", "x.json:stream", "x\0.json", "x\u202e.json", "\u2025/x.json", "x\r\n.json",
+    "a" * 5000 + ".json",
+)  # fmt: skip
+# Names of models, which a user could be talked into.
+MISLEADING = (
+    "../x", "someone/..", "../../etc/passwd", "someone/../x", "someone/x/../../y", "someone/%2e%2e", "someone/x?y=1",
+    "someone/x#y", "someone@127.0.0.1/x", "http://127.0.0.1/x", "//127.0.0.1/x", "someone/x\n", "someone/x y",
+    "someone/\0", "someone\\x", "/dev/zero", "file:///etc/passwd", "someone/x:../../y", "someone/x@../../y",
+    "a" * 300 + "/b",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEAVING)
 def test_names_that_leave_the_directory_are_never_written(hub: Hub, tmp_path: Path, name: str) -> None:
     hub.add(NAME, {"config.json": CONFIG, "model.safetensors": b"x", name: b"x"})
     assert {path.name for path in pull().iterdir()} == {"config.json", "model.safetensors"}
     assert not list(tmp_path.rglob("x.json"))
+
+
+@pytest.mark.parametrize("name", MISLEADING)
+def test_hub_names_that_are_no_repository_are_not_requested(hub: Hub, tmp_path: Path, name: str) -> None:
+    if HubName.parse(name) is not None:
+        with pytest.raises(CheckpointError):
+            pull(name)
+    assert all(path.startswith("/api/models/") and ".." not in path for path, _ in hub.requests)
+    assert not any(path.name in ("passwd", "x") for path in tmp_path.rglob("*"))
 
 
 @pytest.mark.parametrize(

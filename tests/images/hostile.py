@@ -1,6 +1,7 @@
 """Files that attack a reader of pictures.
 
-`python -m tests.images.hostile` reads each in a process of its own and prints as JSON how that ended and what it cost.
+`python -m tests.images.hostile` reads each in a process of its own and prints as JSON how that ended and what it cost. With
+`--server`, it sends each to a server of the bundled model that accepts images.
 """
 
 import json
@@ -8,7 +9,10 @@ import os
 import resource
 import struct
 import sys
+import tempfile
+import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +21,9 @@ from PIL import Image
 from gesso.errors import InputError
 from gesso.images.read import MAX_BYTES, open_picture
 from tests.images.files import drawing, encoded
+from tests.load import processes
+from tests.serve.image_requests import CHAT, chat, part
+from tests.serving import serving
 
 
 def chunk(name: bytes, data: bytes) -> bytes:
@@ -186,7 +193,42 @@ def end_of(data: bytes) -> str:
         return repr(error)
 
 
+def against_server() -> bool:
+    """Send every file to a server of gesso-sudoku, print how it answers, and return whether it withstands them."""
+    ends: Counter[str] = Counter()
+    slowest, peak = 0.0, 0
+    with tempfile.TemporaryDirectory() as directory:
+        options = ("--model", "gesso-sudoku", "--name", "sudoku", "--threads", "1")
+        with serving(Path(directory) / "log", *options) as server:
+            server.wait_ready()
+            engine = server.engine_pid()
+            before = _resident(server.process.pid)
+            files = [(name, data, 400) for name, data, _ in refused()]
+            files += [(f"{kind} of 10,000 frames", data, 200) for kind, data in many_frames()]
+            for name, data, expected in files:
+                began = time.monotonic()
+                response = server.http.post(CHAT, json=chat([part(data), {"type": "text", "text": "What?"}]))
+                slowest = max(slowest, time.monotonic() - began)
+                peak = max(peak, _resident(server.process.pid))
+                ends[str(response.status_code)] += 1
+                if response.status_code != expected and not (response.status_code == 413 and len(data) > MAX_BYTES):
+                    ends["unexpected"] += 1
+                    print(f"unexpected: {name}: {response.status_code} {response.text[:300]}")
+            if server.engine_pid() != engine:
+                ends["unexpected"] += 1
+                print("unexpected: the engine process was replaced")
+    print(f"{len(files)} files in a server of gesso-sudoku: {dict(ends)}; slowest answer {slowest:.1f} s;")
+    print(f"its processes have {before / 1e6:.0f} MB before, and at most {peak / 1e6:.0f} MB after an answer")
+    return not ends["unexpected"]
+
+
+def _resident(pid: int) -> int:
+    return sum(map(processes.resident_bytes, [pid, *processes.descendants(pid)]))
+
+
 def main() -> None:
+    if "--server" in sys.argv[1:]:
+        sys.exit(0 if against_server() else 1)
     open_picture(encoded(drawing(16, 16), "TIFF"), "file")  # imports are not part of what is measured
     json.dump([(name, expected, *cost(data)) for name, data, expected in refused()], sys.stdout)
 

@@ -24,6 +24,9 @@ from rich.console import Console
 from gesso.errors import InputError
 
 
+PIPED_WIDTH = 400  # columns; the longest rows of the table of attacks have 250
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tests.load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -60,6 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(str(error))
 
 
+def console() -> Console:
+    """Return a console that wraps no cell when it is piped: a file or another program has no width."""
+    return Console() if sys.stdout.isatty() else Console(width=PIPED_WIDTH)
+
+
 def run(asked: argparse.Namespace) -> None:
     failed = False
     match asked.command:
@@ -68,7 +76,7 @@ def run(asked: argparse.Namespace) -> None:
 
             found = under_attack.measure(asked.url, asked.letters, asked.arguments)
             if not asked.json:
-                under_attack.render(found, Console())
+                under_attack.render(found, console())
                 return
         case "soak":
             from tests.load import soak

@@ -114,6 +114,36 @@ def test_model_text_never_becomes_markup(browser, studio_files):
         assert page.evaluate("() => window.hurt") is None
 
 
+def test_names_of_models_and_adapters_never_become_markup(browser, studio_files):
+    names = [f"{kind} {HOSTILE}" for kind in ("model", "adapter")]
+    models = [{"id": name, "max_model_len": 8192} for name in names]
+    models[1]["parent"] = names[0]
+    with visiting(browser, studio_files, alone=True) as page:
+        page.route("**/v1/models", lambda route: route.fulfill(body=json.dumps({"data": models})))
+        page.reload()
+        for name in VIEWS:
+            view = open_view(page, name)
+            assert view.locator("img, script").count() == 0
+            assert page.locator("svg[onload], [onerror], a[href^='javascript:']").count() == 0
+        shown = page.locator("[data-view=server]").text_content()
+        assert all(name in shown for name in names), "names are shown as text"
+        assert page.evaluate("() => window.hurt") is None
+
+
+def test_name_of_a_served_model_and_adapter_never_becomes_markup(browser, served_model, tmp_path):
+    name = HOSTILE.splitlines()[0]
+    with (
+        serving(tmp_path / "log", "--model", str(served_model), "--name", name) as server,
+        visiting(browser, server.url, may_complain=True) as page,
+    ):
+        server.wait_ready()
+        assert server.http.get("/v1/models").json()["data"][0]["id"] == name
+        for view_name in VIEWS:
+            assert open_view(page, view_name).locator("img, script").count() == 0
+        expect(page.locator("[data-view=server]")).to_contain_text(name)
+        assert page.evaluate("() => window.hurt") is None
+
+
 # --- screens and accessibility ----------------------------------------------------------------------------------------
 
 
