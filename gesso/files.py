@@ -134,14 +134,12 @@ def _too_large(path: Path, limit: int) -> OSError:
 
 
 @contextmanager
-def replacing(
-    path: Path, *, check: Callable[[], None] = lambda: None, private: bool = False
-) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, check: Callable[[], None] = lambda: None, private: bool = False) -> Iterator[BinaryIO]:
     """Yield a new file that replaces `path` when the block succeeds; after an error, `path` is unchanged.
 
     The new file has an unpredictable name in the same directory and is created exclusively, so it never follows a
-    symbolic link. It gets the mode, and if permitted the owner, of the file that it replaces; a `private` one is for its
-    owner only. `check` runs right before the rename and may raise to keep the old file.
+    symbolic link. It gets the mode, and if permitted the owner, of the file that it replaces. A `private` file is for
+    its owner only. `check` runs right before the rename and may raise to keep the old file.
     """
     before = path.stat() if path.exists() and not private else None
     unfinished = _unfinished(path)

@@ -75,11 +75,9 @@ def padded(text: Any, width: Any = 80, *_: Any) -> int:
 # --- costs of single operations ---------------------------------------------------------------------------------------
 
 
-def attributes(_: Any, *given: Any, attribute: Any = None, **__: Any) -> int:
-    """Return the cost of `map`, `select` and their like, whose elements are counted when they are taken."""
-    for name in (attribute, *given[:1]):
-        _check_attribute(name)
-    return 0
+def attributes(value: Any, *given: Any, attribute: Any = None, **__: Any) -> int:
+    """Return the cost of `map`, `select` and their like, which can look at all elements before they return one."""
+    return elements(value, attribute, *given[:1])
 
 
 def _check_attribute(attribute: Any) -> None:
@@ -151,10 +149,7 @@ def round_(value: Any, precision: Any = 0, method: Any = "common") -> int:
 
 
 def split(text: str, sep: Any = None, maxsplit: Any = -1) -> int:
-    if isinstance(sep, str) and sep:
-        count = text.count(sep)
-    else:
-        count = _occurrences(text, WHITESPACE)
+    count = text.count(sep) if isinstance(sep, str) and sep else _occurrences(text, WHITESPACE)
     if isinstance(maxsplit, int) and maxsplit >= 0:
         count = min(count, maxsplit)
     return check_size(len(text) + NODE * (count + 1))

@@ -75,6 +75,7 @@ RUNAWAY = {
     "lazy filters in a filter": "{{ range(99999)" + "|map('string')" * 60 + "|max }}",
     "tojson of a deep list": "{% set ns = namespace(x=[1] * 3000) %}{% for i in range(100) %}{% set ns.x = [ns.x, 1] %}"
     "{% endfor %}{{ [ns.x, ns.x, ns.x, ns.x]|tojson(indent=16) }}",
+    "lazy filter over a long text": "{{ ('a' * 8000000)|selectattr(10**9)|list }}",
     "time format": "{{ strftime_now('%c' * 10**6) }}",
     "number of many digits": "{{ ('f' * 10**6)|int(base=16) }}",
     "printed blocks": "{% set x = 'x' * 4000000 %}" + "{{ x }}" * 9,

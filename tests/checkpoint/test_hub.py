@@ -299,7 +299,8 @@ def test_other_architecture_is_refused_before_its_weights(hub: Hub, tmp_path: Pa
 
 # Names of files in the list of a repository: other directories, devices, streams, and tricks with URLs.
 LEAVING = (
-    "../x.json", "/etc/x.json", "..\\x.json", "nul", "CON.json", "aux.x.json", "COM1.json", "C:x.json", "a/b.json", "x\n.json", "..", ".", "", "~/x.json",
+    "../x.json", "/etc/x.json", "..\\x.json", "nul", "CON.json", "aux.x.json", "COM1.json", "C:x.json", "a/b.json",
+    "x\n.json", "..", ".", "", "~/x.json",
     "....//x.json", "%2e%2e/x.json", "x.json/../../x.json", "./x.json",
     "http://127.0.0.1/x.json", "//127.0.0.1/x.json", "file:///etc/x.json",
     "/dev/stdin/x.json", "CON/x.json", "x.json:stream", "x\0.json", "x\u202e.json", "\u2025/x.json", "x\r\n.json",

@@ -1,7 +1,7 @@
 """Files that attack a reader of pictures.
 
-`python -m tests.images.hostile` reads each in a process of its own and prints as JSON how that ended and what it cost. With
-`--server`, it sends each to a server of the bundled model that accepts images.
+`python -m tests.images.hostile` reads each in a process of its own and prints as JSON how that ended and what it cost.
+With `--server`, it sends each to a server of the bundled model that accepts images.
 """
 
 import json
@@ -149,10 +149,10 @@ def refused() -> Iterator[tuple[str, bytes, str]]:
     yield "ICO", b"\0\0\1\0\1\0", "not a picture"
     for kind in ("PNG", "JPEG", "WebP", "GIF", "BMP", "TIFF"):
         data = encoded(drawing(200, 200), kind)
-        for part in (0.1, 0.5, 0.9):
+        for share in (0.1, 0.5, 0.9):
             yield (
-                f"{kind} cut after {part:.0%}",
-                data[: int(len(data) * part)],
+                f"{kind} cut after {share:.0%}",
+                data[: int(len(data) * share)],
                 f"the {kind} file is damaged or incomplete",
             )
         yield f"{kind}, its first bytes alone", data[:12], f"the {kind} file is damaged or incomplete"

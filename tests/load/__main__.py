@@ -23,7 +23,6 @@ from rich.console import Console
 
 from gesso.errors import InputError
 
-
 PIPED_WIDTH = 400  # columns; the longest rows of the table of attacks have 250
 
 
