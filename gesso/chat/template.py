@@ -19,11 +19,12 @@ from typing import Any, NoReturn
 
 from jinja2 import Environment, TemplateError, nodes
 from jinja2.compiler import CodeGenerator
-from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import FILTERS as JINJA_FILTERS
 from jinja2.lexer import Token, TokenStream
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import SandboxedEnvironment
+from jinja2.tests import TESTS as JINJA_TESTS
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
@@ -59,9 +60,10 @@ def environment() -> Environment:
     )
     functions = env.globals | {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     env.globals = {name: functions[name] for name in GLOBALS}
-    filters = DEFAULT_FILTERS | {"tojson": _tojson}
+    filters = JINJA_FILTERS | {"tojson": _tojson}
     env.filters = {name: _limited_filter(name, filters[name], cost) for name, cost in FILTERS.items()}
-    env.tests = {name: _limited_test(DEFAULT_TESTS[name], cost) for name, cost in TESTS.items()}
+    tests: dict[str, Any] = dict(JINJA_TESTS)
+    env.tests = {name: _limited_test(tests[name], cost) for name, cost in TESTS.items()}
     return env
 
 
@@ -154,16 +156,16 @@ class _LimitedEnvironment(SandboxedEnvironment):
         tree.set_environment(self)
         return tree
 
-    def is_safe_attribute(self, value: Any, name: str, attribute: Any) -> bool:
-        if name.startswith("_"):
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if attr.startswith("_"):
             return False
-        return isinstance(value, Namespace) or name in methods_of(value)
+        return isinstance(obj, Namespace) or attr in methods_of(obj)
 
-    def unsafe_undefined(self, value: Any, name: str) -> Undefined:
-        if name.startswith("_"):
-            return super().unsafe_undefined(value, name)
-        problem = f"{name} of a {type(value).__name__} is not available in chat templates"
-        return self.undefined(problem, obj=value, name=name, exc=Runaway)
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        if attribute.startswith("_"):
+            return super().unsafe_undefined(obj, attribute)
+        problem = f"{attribute} of a {type(obj).__name__} is not available in chat templates"
+        return self.undefined(problem, obj=obj, name=attribute, exc=Runaway)
 
     def tick(self, characters: int) -> bool:
         """Count one iteration of a body with this number of literal characters."""

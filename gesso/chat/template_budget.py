@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateRuntimeError
 from jinja2.utils import Namespace
 
 MAX_TOKENS = 1 << 15  # of a template's source; 100 kB of a published template have fewer
@@ -18,7 +18,7 @@ MAX_BITS = 1 << 14  # of an integer; JSON can have integers of 4,300 digits
 NODE = 64  # characters that an element of a list or dictionary counts as: a string object has as many bytes
 
 
-class Runaway(TemplateError):
+class Runaway(TemplateRuntimeError):
     """A template exceeded one of the limits, or used an operation that is not available."""
 
 

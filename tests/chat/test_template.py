@@ -139,10 +139,12 @@ def test_runaway_template_is_stopped_in_another_thread(tmp_path, monkeypatch):
 
 
 def test_template_is_stopped_by_time_limit(tmp_path, monkeypatch):
+    tokenizer = with_template(tmp_path, RUNAWAY["silent nested loops"])
+    assert tokenizer._template, "compiled before"
     monkeypatch.setattr(template_budget, "MAX_SECONDS", 0.05)
     monkeypatch.setattr(template_budget, "MAX_STEPS", 10**12)
     with pytest.raises(InputError, match=r"longer than 0\.05 s"):
-        with_template(tmp_path, RUNAWAY["silent nested loops"]).render(CHAT)
+        tokenizer.render(CHAT)
 
 
 def test_each_rendering_has_its_own_budget(tmp_path, monkeypatch):
