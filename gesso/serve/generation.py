@@ -5,17 +5,21 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from gesso.errors import ConstraintError
 from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.errors import ApiError
 from gesso.serve.jobs import Job, JobEvent
-from gesso.serve.protocol import Ended, Failed, Logprobs, Settled
+from gesso.serve.protocol import ENGINE_DIED, Ended, Failed, Logprobs, Settled
 from gesso.serve.settings import Limits
 from gesso.serve.supervisor import Supervisor
 
 Check = Callable[[Ended], Awaitable[str | None]]  # returns what is wrong with an answer
+# How an answer ended. `invalid`: the engine rejected the request, or no attempt was valid under its schema. `failed`: any
+# other fault of the server.
+Outcome = Literal["ok", "client_left", "timeout", "engine_died", "invalid", "failed"]
+INVALID_ANSWER, TIMEOUT = "invalid_answer", "timeout"  # codes of errors
 
 
 class Generation:
@@ -28,6 +32,8 @@ class Generation:
         """
         self.supervisor, self.limits, self.jobs, self.check, self.attempts = supervisor, limits, jobs, check, attempts
         self.ended: dict[int, Ended] = {}  # by choice
+        self.error: ApiError | None = None  # that ended the answer
+        self.is_complete = False
         supervisor.submit(jobs)
 
     async def events(self) -> AsyncGenerator[tuple[Job, JobEvent]]:
@@ -40,7 +46,7 @@ class Generation:
                     if isinstance(event, Ended) and not await self._is_valid(job, event):
                         continue
                 if isinstance(event, Failed):
-                    raise ApiError(400 if event.by_input else 500, event.message)
+                    raise ApiError(400 if event.by_input else 500, event.message, code=event.code)
                 if isinstance(event, Logprobs):
                     job.logprobs += event.entries
                     continue
@@ -48,11 +54,16 @@ class Generation:
                     del job.logprobs[len(event.tokens) :]  # a stop string may have removed tokens
                     work = {name: event.usage[name] + job.spent[name] for name in job.spent}
                     self.ended[job.index] = event = replace(event, usage=event.usage | work)
-                    self.supervisor.metrics.count(event)
+                    self.supervisor.metrics.count(event.usage)
                 yield job, event
+            self.is_complete = True
         except TimeoutError:
             message = f"no complete answer within {self.limits.timeout:g} s; request fewer tokens"
-            raise ApiError(504, message, code="timeout") from None
+            self.error = ApiError(504, message, code=TIMEOUT)
+            raise self.error from None
+        except ApiError as error:
+            self.error = error
+            raise
         finally:
             self.cancel()
 
@@ -67,7 +78,7 @@ class Generation:
         if problem is None:
             return True
         if job.attempt + 1 >= self.attempts:
-            raise ApiError(500, str(ConstraintError(problem, self.attempts)), code="invalid_answer")
+            raise ApiError(500, str(ConstraintError(problem, self.attempts)), code=INVALID_ANSWER)
         job.try_again(ended.usage)
         self.supervisor.submit_again(job)
         return False
@@ -90,6 +101,32 @@ class Generation:
         """Drop the jobs that have not ended. A second call does nothing."""
         self.supervisor.cancel(self.jobs)
 
+    def finish(self, *, client_left: bool) -> Outcome:
+        """Drop the jobs that have not ended, count what they used so far, and return how the answer ended.
+
+        Call this once, when nothing more of the answer will be sent.
+        """
+        self.cancel()
+        metrics = self.supervisor.metrics
+        for job in self.jobs:
+            if job.index not in self.ended:
+                metrics.count(job.usage_so_far)
+        outcome = self._outcome(client_left)
+        metrics.answers.labels(outcome, self.supervisor.name).inc()
+        return outcome
+
+    def _outcome(self, client_left: bool) -> Outcome:
+        if self.is_complete:
+            return "ok"
+        if self.error is None:
+            return "client_left" if client_left else "failed"
+        if self.error.code == ENGINE_DIED:
+            return "engine_died"
+        if self.error.code == TIMEOUT:
+            return "timeout"
+        rejected = self.error.status < 500 or self.error.code == INVALID_ANSWER
+        return "invalid" if rejected else "failed"
+
     async def run(self) -> None:
         """Wait until every job has ended."""
         async with aclosing(self.events()) as events:
@@ -104,13 +141,19 @@ class Generation:
             self.supervisor.metrics.first_text.observe(job.first_text_at - job.created_at)
 
     def usage(self) -> dict[str, Any]:
-        """Return the usage of all choices in OpenAI's form, with diffusion's own figures under `diffusion`."""
+        """Return the usage of all choices in OpenAI's form, with diffusion's own figures under `diffusion`.
+
+        Choices that have not ended count with what they have used so far.
+        """
+        usages = [self.ended[job.index].usage if job.index in self.ended else job.usage_so_far for job in self.jobs]
 
         def total(name: str) -> int:
-            return sum(ended.usage[name] for ended in self.ended.values())
+            return sum(usage[name] for usage in usages)
 
-        # Choices share their prompt, which is counted once.
-        prompts = {job.prepared.prompt: self.ended[job.index].usage for job in self.jobs if job.index in self.ended}
+        # Choices share their prompt, which is counted once. A choice that has not begun has read no prompt.
+        prompts = {
+            job.prepared.prompt: usage for job, usage in zip(self.jobs, usages, strict=True) if usage["prompt_tokens"]
+        }
         prompt_tokens = sum(usage["prompt_tokens"] for usage in prompts.values())
         cached = sum(usage["cached_tokens"] for usage in prompts.values())
         completion, steps = total("completion_tokens"), total("denoising_steps")

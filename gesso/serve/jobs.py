@@ -54,6 +54,7 @@ class Job:
     spent: Counter[str] = field(default_factory=Counter)  # usage of earlier attempts
     sent_count: int = 0  # how often this attempt was sent to an engine
     started: bool = False
+    settled_tokens: int = 0  # of this attempt, as far as the engine has reported them
     created_at: float = field(default_factory=time.monotonic)
     first_text_at: float | None = None
     logprobs: list[tuple[float | None, list[tuple[int, float]]]] = field(default_factory=list)
@@ -63,11 +64,34 @@ class Job:
         """Tokens of the prompt and the longest answer. If infill chooses the length, only the prompt's text counts."""
         return self.prepared.prompt_tokens + self.prepared.max_new_tokens
 
+    @property
+    def usage_so_far(self) -> dict[str, int]:
+        """The usage of a job that has not ended. Only the engine knows the steps of its current attempt."""
+        return {
+            "prompt_tokens": self.prepared.prompt_tokens if self.started else 0,
+            "cached_tokens": 0,
+            "completion_tokens": self.settled_tokens,
+            "denoising_steps": self.spent["denoising_steps"],
+            "canvases": self.spent["canvases"],
+        }
+
+    def report(self, event: JobEvent) -> None:
+        """Pass an event to the handler of the request, and count its tokens."""
+        match event:
+            case Settled(tokens=tokens):
+                self.settled_tokens += len(tokens)
+            case Logprobs(entries=entries) if not self.prepared.planned:  # an answer without `Settled`
+                self.settled_tokens += len(entries)
+        self.mailbox.put(self, event)
+
     def frame(self) -> bytes:
         return submit_frame(self.id, self.prepared.payload, self.images + self.constraint, self.attempt)
 
     def try_again(self, usage: Mapping[str, int]) -> None:
         """Begin another attempt, after one that has this usage."""
         self.spent.update({name: usage[name] for name in WORK})
-        self.attempt, self.sent_count, self.started = self.attempt + 1, 0, False
+        self.attempt += 1
+        self.sent_count = 0
+        self.started = False
+        self.settled_tokens = 0
         self.logprobs.clear()

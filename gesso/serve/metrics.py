@@ -1,9 +1,11 @@
 """Metrics for Prometheus, at /metrics."""
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from gesso.serve.protocol import Ended, Heartbeat
+from gesso.serve.protocol import Heartbeat
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -24,6 +26,7 @@ class Metrics:
 
         self.requests = counter("requests", "HTTP requests answered", "path", "status")
         self.seconds = seconds("request", "Time from the request to the end of its answer", "path")
+        self.answers = counter("answers", "Answers to accepted requests, by how they ended", "outcome", "model")
         self.first_text = seconds("first_text", "Time from the request to its first settled text")
         self.usage = {
             "prompt_tokens": counter("prompt_tokens", "Prompt tokens"),
@@ -58,9 +61,9 @@ class Metrics:
         self._beats: dict[str, Heartbeat] = {}  # the last one by model
         ProcessCollector(registry=registry)  # memory and open files of the server process
 
-    def count(self, ended: Ended) -> None:
+    def count(self, usage: Mapping[str, int]) -> None:
         for name, counter in self.usage.items():
-            counter.inc(ended.usage[name])
+            counter.inc(usage[name])
 
     def record(self, model: str, beat: Heartbeat) -> None:
         for name, gauge in self.engine.items():

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+ENGINE_DIED = "engine_died"  # code of the failure of a request whose engine process ended
+
 # --- to the engine ----------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +178,7 @@ class Failed:
     id: int
     message: str
     by_input: bool  # whether the request is at fault, not the engine
+    code: str | None = None  # of the error that the client receives
 
 
 @dataclass(frozen=True)

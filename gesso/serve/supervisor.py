@@ -34,6 +34,7 @@ from gesso.serve.jobs import Job
 from gesso.serve.keys import without_keys
 from gesso.serve.metrics import Metrics
 from gesso.serve.protocol import (
+    ENGINE_DIED,
     AdapterFailed,
     AdapterLoaded,
     Broken,
@@ -284,11 +285,11 @@ class Supervisor:
             case Started(id) if id in self.running:
                 self.running[id].started = True
             case Settled(id) | Drafted(id) | Logprobs(id) if id in self.running:
-                self.running[id].mailbox.put(self.running[id], message)
+                self.running[id].report(message)
             case Ended(id) | Failed(id) if id in self.running:
                 job = self.running.pop(id)
                 self._answer_seconds += (time.monotonic() - job.created_at - self._answer_seconds) / 20
-                job.mailbox.put(job, message)
+                job.report(message)
                 self._send_jobs()
 
     def _engine_died(self, code: int | None) -> None:
@@ -308,7 +309,8 @@ class Supervisor:
         self.running.clear()
         lost = {"exit": code, "lost": len(started), "kept": len(self.waiting), "reason": self.failure}
         logger.error("engine died", extra={"fields": {"model": self.name, **lost}})
-        self._fail_all(started, "the engine died while generating this answer and is being restarted; try again")
+        message = "the engine died while generating this answer and is being restarted; try again"
+        self._fail_all(started, message, ENGINE_DIED)
 
     def _fail_waiting(self, adapter: str) -> None:
         """Fail the jobs that wait for an adapter which the new engine cannot load."""
@@ -317,9 +319,9 @@ class Supervisor:
             self.waiting.remove(job)
         self._fail_all(jobs, f"the engine was restarted and cannot load the adapter {adapter} again")
 
-    def _fail_all(self, jobs: Sequence[Job], message: str) -> None:
+    def _fail_all(self, jobs: Sequence[Job], message: str, code: str | None = None) -> None:
         for job in jobs:
-            job.mailbox.put(job, Failed(job.id, message, by_input=False))
+            job.report(Failed(job.id, message, by_input=False, code=code))
 
     def _send(self, data: bytes) -> None:
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -107,18 +108,13 @@ def _add_text_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> None:
             metrics.images.inc(prepared.image_count)
             add_to_log(request.state, **fields, **images, **_warnings_field(prepared))
             headers = warning_headers(prepared.warnings)
+            finish = partial(_finish, request, generation)
             if prepared.stream:
-
-                def finish() -> None:
-                    # The stream cancels its jobs itself, unless it ended before its first event was read.
-                    generation.cancel()
-                    add_to_log(request.state, **_usage_fields(generation))
-
+                finish = partial(_finish, request, generation)
                 return EventStream(endpoint.stream(model, prepared, generation), finish, media_type, headers)
-            await cancel_on_disconnect(request.receive, generation.run())
+            await _run_to_end(request, generation)
         except ClientDisconnected:
             return Response(status_code=CLIENT_LEFT)
-        add_to_log(request.state, **_usage_fields(generation))
 
         def content() -> bytes:
             answer: dict[str, Any] | bytes = endpoint.answer(model, prepared, generation)
@@ -175,10 +171,31 @@ def _warnings_field(prepared: PreparedRequest) -> dict[str, Any]:
     return {"warnings": prepared.warnings} if prepared.warnings else {}
 
 
-def _usage_fields(generation: Generation) -> dict[str, Any]:
+async def _run_to_end(request: Request, generation: Generation) -> None:
+    """Wait for an answer that is sent in one piece."""
+    client_left = False
+    try:
+        await cancel_on_disconnect(request.receive, generation.run())
+    except ClientDisconnected:
+        client_left = True
+        raise
+    finally:
+        _finish(request, generation, client_left)
+
+
+def _finish(request: Request, generation: Generation, client_left: bool) -> None:
+    """End a generation, and log how it ended and what it used."""
+    outcome = generation.finish(client_left=client_left)
     usage = generation.usage()
-    names = ("prompt_tokens", "completion_tokens")
-    return {**{name: usage[name] for name in names}, "steps": usage["diffusion"]["steps"]}
+    error = {} if generation.error is None else generation.error.log_fields
+    add_to_log(
+        request.state,
+        outcome=outcome,
+        **error,
+        prompt_tokens=usage["prompt_tokens"],
+        completion_tokens=usage["completion_tokens"],
+        steps=usage["diffusion"]["steps"],
+    )
 
 
 def _add_token_endpoints(app: FastAPI, models: Models) -> None:

@@ -25,20 +25,24 @@ def event_of_json(data: bytes, name: str | None = None) -> bytes:
 
 class EventStream(Response):
     def __init__(
-        self, events: AsyncGenerator[bytes], at_end: Callable[[], None], media_type: str, headers: Mapping[str, str]
+        self, events: AsyncGenerator[bytes], at_end: Callable[[bool], None], media_type: str, headers: Mapping[str, str]
     ) -> None:
-        """Send `events`. `at_end` is called once, even if the response ends before the first event."""
+        """Send `events`. `at_end` is called once, with whether the client left, even if it left before the first event."""
         self.events, self.at_end, self.media_type = events, at_end, media_type
         self.status_code, self.background = 200, None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client_left = False
         try:
             await cancel_on_disconnect(receive, self._send_events(send))
         except ClientDisconnected:
-            return
+            client_left = True
+        except TimeoutError:  # of a send: the client has stopped reading
+            client_left = True
+            raise
         finally:
-            self.at_end()
+            self.at_end(client_left)
             await self.events.aclose()
 
     async def _send_events(self, send: Send) -> None:
