@@ -16,8 +16,8 @@ from gesso.serve.settings import Limits
 from gesso.serve.supervisor import Supervisor
 
 Check = Callable[[Ended], Awaitable[str | None]]  # returns what is wrong with an answer
-# How an answer ended. `invalid`: the engine rejected the request, or no attempt was valid under its schema. `failed`: any
-# other fault of the server.
+# How an answer ended. `invalid`: the engine rejected the request, or no attempt was valid under its schema. `failed`:
+# any other fault of the server.
 Outcome = Literal["ok", "client_left", "timeout", "engine_died", "invalid", "failed"]
 INVALID_ANSWER, TIMEOUT = "invalid_answer", "timeout"  # codes of errors
 

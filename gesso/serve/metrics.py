@@ -58,6 +58,7 @@ class Metrics:
             "images_read": counter("engine_images_read", "Images read by the vision tower", "model"),
             "images_kept": counter("engine_images_kept", "Images that the tower had read before", "model"),
         }
+        self.log_lines_dropped = counter("log_lines_dropped", "Lines that the reader of the log did not take in time")
         self._beats: dict[str, Heartbeat] = {}  # the last one by model
         ProcessCollector(registry=registry)  # memory and open files of the server process
 

@@ -1,8 +1,10 @@
-"""Run a server: check its settings, listen, and drain on SIGTERM."""
+"""Run a server: check its settings, listen, and drain on SIGTERM or SIGHUP."""
 
 import asyncio
+import atexit
 import signal
 import socket
+import sys
 import webbrowser
 
 import uvicorn
@@ -13,15 +15,17 @@ from gesso.serve import logs
 from gesso.serve.http.app import create_app
 from gesso.serve.http.connections import ACCEPTED_AT_ONCE, Connection, protocol
 from gesso.serve.keys import VARIABLE, is_loopback
+from gesso.serve.relay import Relay
 from gesso.serve.settings import ServerSettings
 from gesso.serve.supervisor import Supervisor
 
 BACKLOG = 2048
+DRAINING = (signal.SIGTERM, signal.SIGHUP)
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that prints its address once it listens and exits with status 0 after SIGTERM."""
+    """A uvicorn server that prints its address once it listens and exits with status 0 after it has drained."""
 
     def __init__(self, app: FastAPI, config: uvicorn.Config, connection: type[Connection], url: str) -> None:
         super().__init__(config)
@@ -39,17 +43,22 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        self._captured_signals = [number for number in self._captured_signals if number != signal.SIGTERM]
+        self._captured_signals = [number for number in self._captured_signals if number not in DRAINING]
 
 
 def serve(settings: ServerSettings, host: str, port: int, *, open_browser: bool = False) -> None:
-    """Serve until SIGTERM or Ctrl-C."""
+    """Serve until SIGTERM, SIGHUP or Ctrl-C."""
     listener = listen(host, port, settings.limits.io_timeout)
     server = make_server(settings, host, listener.getsockname()[1])
     server.open_browser = open_browser
     supervisor: Supervisor = server.app.state.supervisor
     supervisor.on_broken = lambda: setattr(server, "should_exit", True)
+    for stream in (sys.stdout, sys.stderr):
+        relay = Relay(stream.fileno(), on_drop=supervisor.metrics.log_lines_dropped.inc)
+        atexit.register(relay.close)  # after the last message of the command line
     logs.install()
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, server.handle_exit)
     server.run(sockets=[listener])
     if supervisor.state == "broken" and supervisor.failure is not None:
         raise CheckpointError(supervisor.failure)

@@ -25,6 +25,7 @@ logger = logging.getLogger("gesso.serve")
 
 # These need no key: the state of the server, and the files of the studio, which hold no secret.
 OPEN_PATHS = ("/health", "/ready", "/", "/docs", "/openapi.json")
+PROBES = ("/health", "/ready")  # not logged while they succeed, which is several times per minute for ever
 # All bodies in memory together may have as many bytes as this number of bodies of the largest size without images, and
 # at least LEAST_BODIES_BYTES.
 BODIES = 32
@@ -80,7 +81,8 @@ class RequestGuard:
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.requests.labels(path, str(status)).inc()
             self.metrics.seconds.labels(path).observe(seconds)
-            logger.info("request", extra={"fields": {**log, "status": status, "ms": round(1000 * seconds, 1)}})
+            if status != 200 or scope["path"] not in PROBES:
+                logger.info("request", extra={"fields": {**log, "status": status, "ms": round(1000 * seconds, 1)}})
 
     def _identify(self, scope: Scope, headers: Headers) -> str:
         """Return the client's name for fair queueing: its key's name, or its address. Reject clients without access."""

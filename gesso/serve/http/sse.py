@@ -27,7 +27,7 @@ class EventStream(Response):
     def __init__(
         self, events: AsyncGenerator[bytes], at_end: Callable[[bool], None], media_type: str, headers: Mapping[str, str]
     ) -> None:
-        """Send `events`. `at_end` is called once, with whether the client left, even if it left before the first event."""
+        """Send `events`. `at_end` is called once, with whether the client left, and even if no event was sent."""
         self.events, self.at_end, self.media_type = events, at_end, media_type
         self.status_code, self.background = 200, None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
