@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import select
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -12,33 +14,41 @@ import pytest
 
 from gesso.serve.errors import ApiError
 from gesso.serve.prepare import pool as prepare_pool
+from gesso.serve.prepare import reader
 from gesso.serve.prepare.pool import PreparePool
 from gesso.serve.prepare.request import ConstraintSource
 from gesso.serve.protocol import SIZES
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 
 @pytest.fixture
 def pool():
     """A pool without a process, for tests that simulate its children."""
-    pool = PreparePool([ServerSettings(limits=Limits(queue=16))])
-    pool._running.set()
-    return pool
+    return PreparePool([ServerSettings(limits=Limits(queue=16))])
 
 
 class Children:
     """Simulated child processes. Each ends when `release` is set, or at once if the request contains "quick"."""
 
     def __init__(self, pool):
-        self.requests, self.release = [], asyncio.Event()
-        pool._in_child = self.answer
+        self.requests, self.release, self.killed = [], asyncio.Event(), 0
+        pool.reader.begin = self.begin
 
-    async def answer(self, request, fetch):
+    async def begin(self):
+        return self
+
+    async def exchange(self, request, fetch):
         self.requests.append(request)
         if b"quick" not in request:
             await self.release.wait()
         return b"[]", b"compiled"
+
+    def disconnect(self):
+        pass
+
+    def kill(self):
+        self.killed += 1
 
 
 async def compile(pool, client, regex):
@@ -93,7 +103,6 @@ def test_a_client_with_many_waiting_requests_gets_429_and_others_are_served(pool
 def test_a_client_may_have_one_waiting_request_in_a_queue_of_one():
     async def scene():
         pool = PreparePool([ServerSettings(limits=Limits(queue=1))])
-        pool._running.set()
         children = Children(pool)
         asked = [asyncio.create_task(compile(pool, "a", f"slow{i}")) for i in range(2)]
         await settle()
@@ -141,12 +150,12 @@ def test_a_request_is_sent_only_to_a_child_whose_process_id_is_known(pool):
     """Otherwise the child could not be killed if the client left before the id arrived."""
 
     async def scene():
-        ours, reader = socket.socketpair()
-        with ours, reader:
-            pool._control = ours
+        ours, process = socket.socketpair()
+        with ours, process:
+            pool.reader._note_heartbeat(ours)
             task = asyncio.create_task(tokenize(pool, "a", b"work"))
             await settle()
-            _, descriptors, _, _ = socket.recv_fds(reader, 1, 1)
+            _, descriptors, _, _ = socket.recv_fds(process, 1, 1)
             with socket.socket(fileno=descriptors[0]) as channel:
                 await asyncio.sleep(0.05)
                 assert not select.select([channel], [], [], 0)[0]
@@ -174,19 +183,17 @@ def test_a_prepare_process_that_fails_to_start_is_started_later(monkeypatch, tmp
 
     async def scene():
         pool = PreparePool([ServerSettings()])
-        Children(pool)
-        async with started(pool), asyncio.timeout(20):
-            assert await tokenize(pool, "a", b"quick") == (b"[]", b"compiled")
+        async with started(pool), asyncio.timeout(PATIENCE):
+            await pool.reader._ready.wait()
         assert not failures
 
     asyncio.run(scene())
 
 
 def test_a_request_waits_a_limited_time_for_the_prepare_process_and_frees_its_slot(monkeypatch, pool):
-    monkeypatch.setattr(prepare_pool, "START_SECONDS", 0.05)
+    monkeypatch.setattr(reader, "START_SECONDS", 0.05)
 
     async def scene():
-        pool._running.clear()
         async with asyncio.timeout(5):
             with pytest.raises(ApiError, match="not started") as rejected:
                 await tokenize(pool, "a", b"quick")
@@ -196,8 +203,9 @@ def test_a_request_waits_a_limited_time_for_the_prepare_process_and_frees_its_sl
     asyncio.run(scene())
 
 
-def real_pool(served_model):
-    return PreparePool([ServerSettings(engine=EngineSettings(model=str(served_model)), name="tiny")])
+def real_pool(served_model, **limits):
+    engine = EngineSettings(model=str(served_model))
+    return PreparePool([ServerSettings(engine=engine, name="tiny", limits=Limits(**limits))])
 
 
 def test_a_failing_fork_fails_only_its_request(monkeypatch, tmp_path, served_model):
@@ -218,14 +226,14 @@ def test_a_failing_fork_fails_only_its_request(monkeypatch, tmp_path, served_mod
         pool = real_pool(served_model)
         async with started(pool):
             answer = await tokenize(pool, "a", body)
-            control = pool._control
+            control = pool.reader._control
             full.touch()
             with pytest.raises(ApiError, match="short of processes or memory") as rejected:
                 await tokenize(pool, "a", body)
             assert rejected.value.status == 503
             full.unlink()
             assert await tokenize(pool, "a", body) == answer
-            assert pool._control is control  # not restarted
+            assert pool.reader._control is control  # not restarted
 
     asyncio.run(scene())
 
@@ -234,12 +242,125 @@ def test_a_child_without_a_request_ends_when_the_server_closes_its_socket(served
     async def scene():
         pool = real_pool(served_model)
         async with started(pool):
-            await pool._running.wait()
+            await pool.reader._ready.wait()
             ours, theirs = socket.socketpair()
             with ours:
                 with theirs:
-                    socket.send_fds(pool._control, [b"x"], [theirs.fileno()])
+                    socket.send_fds(pool.reader._control, [b"x"], [theirs.fileno()])
                 child, _ = SIZES.unpack(await asyncio.to_thread(ours.recv, SIZES.size))
             await asyncio.to_thread(wait_until, lambda: not Path(f"/proc/{child}").exists())
+
+    asyncio.run(scene())
+
+
+# --- faults of the process --------------------------------------------------------------------------------------------
+
+BODY = b'{"prompt": "x"}'
+
+
+def process_of(pool):
+    """Return the id of the process that a pool runs."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    command = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in children}
+    (pid,) = [int(pid) for pid, line in command.items() if "gesso.serve.prepare.process" in line]
+    return pid
+
+
+def test_a_request_that_no_child_has_begun_survives_the_death_of_the_process(served_model):
+    async def scene():
+        pool = real_pool(served_model)
+        async with started(pool):
+            answer = await tokenize(pool, "a", BODY)
+            for _ in range(3):
+                os.kill(process_of(pool), signal.SIGKILL)
+                assert await tokenize(pool, "a", BODY) == answer
+
+    asyncio.run(scene())
+
+
+def test_a_hung_process_is_replaced_and_its_requests_wait_for_the_successor(served_model):
+    async def scene():
+        pool = real_pool(served_model, heartbeat=4)
+        async with started(pool), asyncio.timeout(PATIENCE):
+            answer = await tokenize(pool, "a", BODY)
+            hung = process_of(pool)
+            assert pool.reader.state == "ready"
+            os.kill(hung, signal.SIGSTOP)
+            waiting = [asyncio.create_task(tokenize(pool, client, BODY)) for client in "abc"]
+            while pool.reader.state == "ready":
+                await asyncio.sleep(0.01)
+            assert pool.reader.state == "stalled"
+            assert await asyncio.gather(*waiting) == [answer] * 3
+            assert pool.reader.state == "ready" and process_of(pool) != hung
+
+    asyncio.run(scene())
+
+
+def test_a_process_that_only_waits_is_not_replaced(served_model):
+    async def scene():
+        pool = real_pool(served_model, heartbeat=2)
+        async with started(pool):
+            await tokenize(pool, "a", BODY)
+            pid = process_of(pool)
+            await asyncio.sleep(4)
+            assert process_of(pool) == pid
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("used", "status"), [(0.1, 503), (0.9, 400)])
+def test_a_child_that_does_not_end_is_the_fault_of_its_request_only_if_it_computes(pool, monkeypatch, used, status):
+    monkeypatch.setattr(prepare_pool, "WALL_PER_CPU_SECOND", 0.01)
+
+    async def scene():
+        children = Children(pool)
+        children.processor_seconds = lambda: used * pool.limits.prepare_seconds
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(ApiError) as rejected:
+                await tokenize(pool, "a", b"slow")
+        assert rejected.value.status == status
+        assert (rejected.value.code, rejected.value.retry_after > 0) == (
+            (None, True) if status == 503 else ("too_complex", False)
+        )
+        assert children.killed == 1
+
+    asyncio.run(scene())
+
+
+def test_a_stopped_child_fails_only_its_request_and_is_killed(served_model, monkeypatch):
+    monkeypatch.setattr(prepare_pool, "WALL_PER_CPU_SECOND", 1)
+
+    async def scene():
+        pool = real_pool(served_model, prepare_seconds=2)
+        async with started(pool):
+            answer = await tokenize(pool, "a", BODY)
+            child = await pool.reader.begin()
+            os.kill(child.pid, signal.SIGSTOP)
+            with monkeypatch.context() as patch:
+                patch.setattr(pool.reader, "begin", ready(child))
+                with pytest.raises(ApiError) as rejected:
+                    await tokenize(pool, "a", BODY)
+            assert rejected.value.status == 503 and rejected.value.retry_after > 0
+            await asyncio.to_thread(wait_until, lambda: not Path(f"/proc/{child.pid}").exists())
+            assert await tokenize(pool, "a", BODY) == answer
+
+    asyncio.run(scene())
+
+
+def ready(value):
+    async def get():
+        return value
+
+    return get
+
+
+def test_a_request_that_takes_too_much_processor_time_is_too_complex(served_model):
+    async def scene():
+        pool = real_pool(served_model, prepare_seconds=1, prepare_bytes=2**33)
+        body = json.dumps({"prompt": "Hello, world. " * 500_000}).encode()
+        async with started(pool):
+            with pytest.raises(ApiError, match="takes more than 1 s to prepare") as rejected:
+                await pool.prepare("tokenize", body, "a", {"tiny": 10**9}, {}, {"tiny": False})
+            assert (rejected.value.status, rejected.value.code) == (400, "too_complex")
 
     asyncio.run(scene())

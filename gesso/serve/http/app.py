@@ -275,16 +275,19 @@ def _add_operation_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> 
 
     @app.get("/health", tags=["operation"])
     async def health() -> dict[str, Any]:
-        """Return 200 while the server runs, in any state of its engine."""
+        """Return 200 while the server runs, in any state of its engine and its request reader."""
         progress = round(supervisor.progress, 2)
-        return {"status": "ok", "engine": supervisor.state, "progress": progress, **engine_message()}
+        states = {"engine": supervisor.state, "reader": models.pool.reader.state}
+        return {"status": "ok", **states, "progress": progress, **engine_message()}
 
     @app.get("/ready", tags=["operation"])
     async def ready() -> Response:
-        """Return 200 when the engine accepts requests, and 503 with the progress while it loads, stalls or restarts."""
-        body: dict[str, Any] = {"status": supervisor.state, "progress": round(supervisor.progress, 2)}
+        """Return 200 when the server accepts requests, and 503 while its engine or reader loads, stalls or restarts."""
+        reader = models.pool.reader.state
+        status = supervisor.state if supervisor.state != "ready" else reader
+        body: dict[str, Any] = {"status": status, "reader": reader, "progress": round(supervisor.progress, 2)}
         body |= engine_message() | (asdict(supervisor.ready) if supervisor.ready is not None else {})
-        ok = supervisor.state == "ready"
+        ok = status == "ready"
         return JSONResponse(body, 200 if ok else 503, headers={} if ok else {"Retry-After": "1"})
 
     @app.get("/metrics", tags=["operation"], response_class=Response)

@@ -1,43 +1,31 @@
-"""Run tasks in the prepare process: keep it running, limit concurrent tasks, and choose their order.
+"""Run tasks in children of the prepare process: limit concurrent tasks, and choose their order.
 
 Five lanes separate small bodies, large bodies, images to fetch, constraints to compile and answers to check. In each
 lane clients take turns, and no client can hold all slots or fill the queue.
 """
 
 import asyncio
-import contextlib
 import json
-import logging
-import os
-import signal
-import socket
-import sys
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from gesso.serve.errors import ApiError
 from gesso.serve.fair_queue import FairQueue
-from gesso.serve.keys import without_keys
+from gesso.serve.prepare.reader import Fetch, Reader, unavailable
 from gesso.serve.prepare.request import ConstraintSource, PreparedRequest
-from gesso.serve.protocol import SIZES, Ended, frame, read_frame
+from gesso.serve.protocol import Ended, frame
 from gesso.serve.settings import QUEUE_SHARE, ServerSettings
-
-logger = logging.getLogger("gesso.serve")
 
 SMALL_BODY = 64 * 1024
 SLOTS = {"small": 4, "large": 2, "remote": 4, "compile": 2, "check": 2}  # tasks at once per lane
-STARTS = 3  # failed starts in a row after which requests are rejected
-START_SECONDS = 60.0  # time for which a request waits for the process, which may start from a slow disk
-PAUSE_SECONDS = 30.0  # longest pause between two starts
 REMOTE_SECONDS = 15  # for a child that fetches images; it ends itself sooner, unless a name is not resolved
 # Bytes of images that allow a request another second of CPU time. A photo of 16 MB takes two.
 IMAGE_BYTES_PER_SECOND = 4 * 2**20
 WALL_PER_CPU_SECOND = 4  # real time allowed per second of CPU time: the engine may keep the processors busy
 CACHE_BYTES = 64 * 2**20  # of compiled constraints
-Fetch = Callable[[str | None, Sequence[str]], bytes]  # the stored conversation that a request continues
 
 
 @dataclass(eq=False)
@@ -102,58 +90,13 @@ class PreparePool:
         self.lanes = {name: Lane(slots) for name, slots in SLOTS.items()}
         self.compiling: dict[tuple[str, str], Compilation] = {}  # by client and key
         self.compiled: OrderedDict[str, Compiled] = OrderedDict()  # by key, least recently used first
-        self._control: socket.socket | None = None
-        self._running = asyncio.Event()
-        self._failures = 0  # consecutive failed starts
-        self._task: asyncio.Task[None] | None = None
-
-    # --- the process ------------------------------------------------------------------------------------------------
+        self.reader = Reader(settings)
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._keep_running())
+        await self.reader.start()
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-
-    async def _keep_running(self) -> None:
-        while True:
-            try:
-                code = await self._run_once()
-                logger.error("prepare process died", extra={"fields": {"exit": code}})
-            except Exception:  # no process or memory left, or a bug: neither may end this task
-                logger.exception("prepare process failed")
-            self._failures += 1
-            await asyncio.sleep(min(0.5 * self._failures, PAUSE_SECONDS))
-
-    async def _run_once(self) -> int:
-        """Run one process until it ends and return its exit status."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        with ours, theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "gesso.serve.prepare.process",
-                json.dumps([each.to_json() for each in self.settings]),
-                stdin=theirs.fileno(),
-                start_new_session=True,  # its children belong to its process group and are killed with it
-                env={**without_keys(os.environ), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            )
-            theirs.close()
-            try:
-                if await asyncio.get_running_loop().sock_recv(ours, 1):
-                    self._control, self._failures = ours, 0
-                    self._running.set()
-                return await process.wait()
-            finally:
-                self._running.clear()
-                self._control = None
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+        await self.reader.stop()
 
     # --- work ---------------------------------------------------------------------------------------------------------
 
@@ -240,7 +183,7 @@ class PreparePool:
 
     @asynccontextmanager
     async def _slot(self, lane: str, client: str) -> AsyncIterator[None]:
-        """Wait for a slot of a lane and for the process, or reject the request."""
+        """Wait for a slot of a lane, or reject the request."""
         own = sum(ticket.client == client for ticket in self.lanes[lane].waiting)
         total = sum(len(each.waiting) for each in self.lanes.values())
         most = max(1, self.limits.queue // QUEUE_SHARE) if self.settings[0].shared else self.limits.queue
@@ -248,13 +191,6 @@ class PreparePool:
             message = "too many requests are waiting to be prepared; try again in 1 s"
             raise ApiError(429, message, code="queue_full", retry_after=1)
         async with self.lanes[lane].slot(client):
-            if self._failures >= STARTS:
-                raise ApiError(503, "the prepare process does not start; see the server's log")
-            try:
-                async with asyncio.timeout(START_SECONDS):
-                    await self._running.wait()
-            except TimeoutError:
-                raise ApiError(503, "the prepare process has not started yet; try again later") from None
             yield
 
     async def _run(
@@ -266,53 +202,38 @@ class PreparePool:
         fetch: Fetch | None = None,
         wall: float | None = None,
     ) -> tuple[bytes, bytes]:
-        """Run a task in a child with `seconds` of CPU time, and `wall` of real time."""
+        """Run a task in a child with `seconds` of CPU time, and `wall` of real time.
+
+        A child that neither computes nor answers is a fault of the server. If it computes for too long, or crashes, the
+        request is at fault.
+        """
         head = json.dumps({**task, "seconds": seconds, "memory": self.limits.prepare_bytes}).encode()
+        child, outcome = await self.reader.begin(), None
         try:
             async with asyncio.timeout(wall or WALL_PER_CPU_SECOND * seconds):
-                answer, blob = await self._in_child(frame(head, body), fetch)
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
-            if not self._running.is_set():
-                raise ApiError(503, "the prepare process was restarted; try again") from None
-            raise ApiError(
-                400,
-                f"this request takes more than {seconds} s to {verb}, or crashes the process that does it; simplify it",
-                code="too_complex",
-            ) from None
-        if answer.startswith(b'{"error"'):
-            error = json.loads(answer)["error"]
-            raise ApiError(error.pop("status"), error.pop("message"), **error)
-        return answer, blob
-
-    async def _in_child(self, request: bytes, fetch: Fetch | None) -> tuple[bytes, bytes]:
-        """Run a request in a new child, and kill the child if this call is cancelled.
-
-        The request is sent once the process id is known. Until then, closing the socket ends the child. Only the child
-        parses the request, so it may ask for the stored conversation that the request continues.
-        """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            if self._control is None:
-                raise ConnectionError
-            socket.send_fds(self._control, [b"x"], [theirs.fileno()])
-        reader, writer = await asyncio.open_connection(sock=ours)
-        child = 0
-        try:
-            try:
-                child, _ = SIZES.unpack(await reader.readexactly(SIZES.size))
-            except asyncio.IncompleteReadError:
-                if not self._running.is_set():
-                    raise
-                raise ApiError(503, "the server is short of processes or memory; try again later") from None
-            writer.write(request)
-            answer = await read_frame(reader)
-            if fetch is not None and answer[0].startswith(b'{"fetch"'):
-                writer.write(frame(b"", fetch(*json.loads(answer[0])["fetch"])))
-                answer = await read_frame(reader)
-            child = 0
-            return answer
+                outcome = await child.exchange(frame(head, body), fetch)
+        except TimeoutError:
+            if wall is None and child.processor_seconds() < seconds / 2:
+                message = f"the server did not {verb} this request in {WALL_PER_CPU_SECOND * seconds} s; try again"
+                raise unavailable(message) from None
+            raise _too_complex(seconds, verb) from None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            if not self.reader.is_alive(child):
+                raise unavailable("the prepare process was restarted; try again") from None
+            raise _too_complex(seconds, verb) from None
         finally:
-            writer.transport.abort()
-            if child:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
+            child.disconnect()
+            if outcome is None:  # a child that has answered ends by itself
+                child.kill()
+        if outcome[0].startswith(b'{"error"'):
+            error = json.loads(outcome[0])["error"]
+            raise ApiError(error.pop("status"), error.pop("message"), **error)
+        return outcome
+
+
+def _too_complex(seconds: int, verb: str) -> ApiError:
+    return ApiError(
+        400,
+        f"this request takes more than {seconds} s to {verb}, or crashes the process that does it; simplify it",
+        code="too_complex",
+    )

@@ -5,8 +5,8 @@ server kills it when its client leaves. So no request can block another, and non
 
 The server sends one end of a socket pair per request over stdin. The child writes its process id to it, reads a task
 and a body, and writes the outcome. Before that, it may ask for the stored conversation that a response continues. If no
-child can be started, the socket is closed without a process id. When stdin closes, this process and all its children
-end.
+child can be started, the process id is 0. Every second this process writes a byte to stdin, as a heartbeat. When stdin
+closes, this process and all its children end.
 """
 
 import gc
@@ -16,6 +16,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 import traceback
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.protocol import SIZES, frame, sizes
 from gesso.serve.settings import ServerSettings
 
+BEAT_SECONDS = 1.0
 NICE = 5  # engine and event loop have priority when processors are scarce
 
 
@@ -43,9 +45,19 @@ def main() -> None:
     os.nice(NICE)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the children
     gc.freeze()  # keeps the objects that exist now shared with the children
-    control.sendall(b"r")
+    pause = min(BEAT_SECONDS, settings[0].limits.heartbeat / 8)
+    control.settimeout(pause)
+    beat_at = time.monotonic()
     while True:
-        _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        try:
+            if time.monotonic() >= beat_at:
+                beat_at = time.monotonic() + pause
+                control.send(b"r")
+            _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            descriptors = []
         if not descriptors:
             os.killpg(0, signal.SIGKILL)  # the server has ended
         with socket.socket(fileno=descriptors[0]) as channel:
@@ -53,6 +65,7 @@ def main() -> None:
                 child = os.fork()
             except OSError as error:  # no process or memory left: closing the channel fails only this request
                 print(f"the prepare process cannot start a child: {error}", file=sys.stderr, flush=True)
+                channel.sendall(SIZES.pack(0, 0))
                 continue
             if child == 0:
                 control.close()
