@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -118,11 +119,14 @@ def within(settings: ServerSettings):
 
 
 @contextlib.contextmanager
-def serving(log: Path, *arguments: str, **environment: str):
-    """Start a server process with these arguments and environment variables, and stop it at the end."""
+def serving(log: Path, *arguments: str, before: Sequence[str] = (), **environment: str):
+    """Start a server process with these arguments and environment variables, and stop it at the end.
+
+    The words `before` run the command, such as nohup.
+    """
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gesso", "serve", "--port", "0", "--device", "cpu", *arguments],
+            [*before, sys.executable, "-m", "gesso", "serve", "--port", "0", "--device", "cpu", *arguments],
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

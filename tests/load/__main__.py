@@ -2,6 +2,8 @@
 
     python -m tests.load attacks                   a client beside denial-of-service attacks; --letters a,c selects some
     python -m tests.load soak 60                   60 minutes of mixed, hostile and crashing use
+    python -m tests.load crashes                   200 requests with known texts while 12 engines are killed
+    python -m tests.load mixed 2000                memory of all processes during 2,000 requests of every kind
     python -m tests.load hangups 200               200 clients that hang up, and what they leave behind
     python -m tests.load beside-infill             how much infill requests slow the steps of others
     python -m tests.load joining                   how long first drafts take while requests join and leave
@@ -9,9 +11,10 @@
     python -m tests.load first-text --count 24     how soon a stream has text to send
     python -m tests.load scrubbing                 the cost of scrubbing in the studio, in Chromium
 
-The first five start a server, or use the one at --url. The exit status of joining is 1 if a request failed, if its
-first draft took too long, or if the server captured or compiled anything after it was ready. hot-load always starts a
-server, and its exit status is 1 if a request failed or its text was not that of the same request before.
+attacks, soak, hangups, beside-infill and joining start a server, or use the one at --url. crashes, mixed and hot-load
+always start one. The exit status of joining is 1 if a request failed, if its first draft took too long, or if the
+server captured or compiled anything after it was ready. That of crashes, mixed and hot-load is 1 if a request failed or
+its text was not that of the same request before; that of mixed also if a process has grown since the first quarter.
 """
 
 import argparse
@@ -36,6 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     attacks.add_argument("--json", action="store_true", help="print everything as JSON")
     soak = commands.add_parser("soak")
     soak.add_argument("minutes", type=float)
+    crashes = commands.add_parser("crashes")
+    crashes.add_argument("--requests", type=int, default=200)
+    crashes.add_argument("--kills", type=int, default=12)
+    mixed = commands.add_parser("mixed")
+    mixed.add_argument("requests", type=int)
     hangups = commands.add_parser("hangups")
     hangups.add_argument("visitors", type=int)
     beside = commands.add_parser("beside-infill")
@@ -81,6 +89,16 @@ def run(asked: argparse.Namespace) -> None:
             from tests.load import soak
 
             found = soak.measure(asked.url, asked.minutes)
+        case "crashes":
+            from tests.load import crashes
+
+            found = crashes.measure(asked.requests, asked.kills)
+            failed = not found["passed"]
+        case "mixed":
+            from tests.load import mixed
+
+            found = mixed.measure(asked.requests)
+            failed = not found["passed"]
         case "hangups":
             from tests.load import hangups
 

@@ -95,7 +95,7 @@ def measure(url: str | None, minutes: float, seed: int = 0) -> dict[str, Any]:
 
 
 def _soak(url: str, good: str, bad: str, pid: int | None, seconds: float, seed: int) -> dict[str, Any]:
-    expected = _alone(url, good)
+    expected = alone(url, good)
     files, started = (processes.open_files(pid), len(processes.descendants(pid))) if pid is not None else (0, 0)
     log = Log()
     until = log.began + seconds
@@ -113,11 +113,11 @@ def _soak(url: str, good: str, bad: str, pid: int | None, seconds: float, seed: 
     for thread in threads:
         thread.join(max(0.0, until + PATIENCE + 10 - time.monotonic()))
     stuck = sum(thread.is_alive() for thread in threads)
-    left = _left_behind(url, good, pid, files, started)
+    left = left_behind(url, good, pid, files, started)
     return _report(log, seconds) | {"clients_stuck": stuck, "left_behind": left}
 
 
-def _alone(url: str, key: str) -> dict[tuple[str, int], Any]:
+def alone(url: str, key: str) -> dict[tuple[str, int], Any]:
     """Return the expected answers: those to every request without load."""
     expected = {}
     for kind in mix.KINDS:
@@ -283,7 +283,7 @@ def _by_minute(samples: list[Sample]) -> list[list[tuple[int, int]]]:
     return [minutes[minute] for minute in sorted(minutes)]
 
 
-def _left_behind(url: str, key: str, pid: int | None, files: int, started: int) -> dict[str, Any]:
+def left_behind(url: str, key: str, pid: int | None, files: int, started: int) -> dict[str, Any]:
     """Return the resources still in use after all clients have left, at zero or after a minute."""
     until = time.monotonic() + 60
     while True:

@@ -195,19 +195,36 @@ def test_an_answer_that_takes_too_long_gets_504(impatient):
     impatient.wait_metric("gesso_requests_running", 0)
 
 
-def test_sigterm_lets_streams_finish_and_leaves_no_process(guarded):
-    engine = guarded.engine_pid()
+def drains(running, number, **headers):
+    """Send a signal during a stream. Assert that the stream is complete, and that every process ends."""
+    engine = running.engine_pid()
     body = short(max_tokens=64, diffusion=QUICK | {"steps": 12, "stopping": "fixed"})
-    expected = text(post(guarded, body, headers=ALICE))
-    events = guarded.events(CHAT, body, headers=ALICE)
+    expected = text(post(running, body, headers=headers))
+    events = running.events(CHAT, body, headers=headers)
     pieces = [next(events)]
-    guarded.process.send_signal(signal.SIGTERM)
+    running.process.send_signal(number)
     pieces += events
     assert "".join(choice["text"] for piece in pieces for choice in piece["choices"]) == expected
-    assert guarded.process.wait(PATIENCE) == 0
+    assert running.process.wait(PATIENCE) == 0
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{guarded.url}/health")
+        httpx.get(f"{running.url}/health")
     wait_until(lambda: not os.path.exists(f"/proc/{engine}"))
+
+
+def test_sigterm_lets_streams_finish_and_leaves_no_process(guarded):
+    drains(guarded, signal.SIGTERM, **ALICE)
+
+
+def test_sighup_lets_streams_finish_and_leaves_no_process(server):
+    server.wait_ready()
+    drains(server, signal.SIGHUP)
+
+
+def test_a_server_under_nohup_outlives_its_terminal(served_model, tmp_path):
+    with serving(tmp_path / "log", "--model", str(served_model), before=("nohup",)) as running:
+        running.process.send_signal(signal.SIGHUP)
+        running.wait_ready()
+        assert text(post(running, short()))
 
 
 # --- no server needed -------------------------------------------------------------------------------------------------
