@@ -68,10 +68,10 @@ class LimitOptions:
     timeout: Annotated[float, _limit("Seconds for an answer.")] = Limits.timeout
     io_timeout: Annotated[float, _limit("Seconds for a client to send a body or to read.")] = Limits.io_timeout
     head_timeout: Annotated[float, _limit("Seconds for a client to send a request head.")] = Limits.head_timeout
-    drain: Annotated[float, _limit("Seconds to finish after SIGTERM.")] = Limits.drain
+    drain: Annotated[float, _limit("Seconds to finish after SIGTERM or SIGHUP.")] = Limits.drain
     prepare_seconds: Annotated[int, _limit("CPU time to parse and check a request.", min=1)] = Limits.prepare_seconds
     compile_seconds: Annotated[int, _limit("CPU time to compile one constraint.", min=1)] = Limits.compile_seconds
-    heartbeat: Annotated[float, _limit("Seconds after which a silent engine is replaced.")] = Limits.heartbeat
+    heartbeat: Annotated[float, _limit("Seconds after which a silent engine or reader is replaced.")] = Limits.heartbeat
     step_timeout: Annotated[float, _limit("Seconds for one step before the engine is replaced.")] = Limits.step_timeout
     stored_responses: Annotated[int, _limit("Responses to keep in memory; 0 keeps none.", min=0)] = (
         Limits.stored_responses

@@ -48,12 +48,12 @@ class Limits:
     timeout: float = 600.0  # seconds for an answer, including the time in the queue
     head_timeout: float = 10.0  # seconds for a client to send a complete request head
     io_timeout: float = 30.0  # seconds for a client to send its body, or to read a part of the answer
-    drain: float = 60.0  # seconds for running requests to finish after SIGTERM
+    drain: float = 60.0  # seconds for running requests to finish after SIGTERM or SIGHUP
     connections: int = 4096  # open at once; fewer if the system allows fewer open files
     prepare_seconds: int = 5  # CPU time to parse, check and tokenize one request
     compile_seconds: int = 10  # CPU time to compile one constraint
     prepare_bytes: int = 2**30  # memory for either of these
-    heartbeat: float = 30.0  # seconds without a heartbeat after which the engine is restarted
+    heartbeat: float = 30.0  # seconds after which an engine without heartbeats is replaced; request readers: half of it
     step_timeout: float = 300.0  # seconds for one engine step, including kernel compilation
     stored_responses: int = 1000  # of /v1/responses, in memory; 0 stores none
     stored_bytes: int = 64 * 2**20  # of these together, with their conversations
