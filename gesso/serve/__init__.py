@@ -18,6 +18,7 @@ A request passes through these modules:
 4. `openai/`, `anthropic` or `ollama` turns the events of the jobs into a JSON answer or a stream (`http/sse`). The last
    two also translate the fields of their requests into those of a chat or a completion.
 
-`relay` forwards the output of all processes without waiting for its reader. `settings` has all limits, `auto` chooses precision, context and batch by the available memory, and `ray` runs replicas
-on a Ray cluster. docs/guides/security.md lists the attacks that the limits are made for.
+`relay` forwards the output of all processes without waiting for its reader. `settings` has all limits, `auto` chooses
+precision, context and batch by the available memory, and `ray` runs replicas on a Ray cluster.
+docs/guides/security.md lists the attacks that the limits are made for.
 """

@@ -30,11 +30,16 @@ class Relay:
         threading.Thread(target=self._read, daemon=True, name=f"relay-{descriptor}-reader").start()
 
     def close(self, seconds: float = FLUSH_SECONDS) -> None:
-        """Write the lines that wait, for a limited time. Later output is discarded."""
+        """Write the lines that wait, for a limited time, and restore the file descriptor.
+
+        If the reader does not take them in that time, later output is discarded: it would block.
+        """
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.descriptor)  # the last end of the pipe, unless a child process has another
+        os.dup2(nowhere, self.descriptor)  # closes the last end of the pipe, unless a child process has another
         os.close(nowhere)
         self._writer.join(seconds)
+        if not self._waiting.unfinished_tasks:
+            os.dup2(self._target, self.descriptor)
 
     def _read(self) -> None:
         rest = b""
@@ -47,6 +52,7 @@ class Relay:
                 rest = b""
         if rest:
             self._put(rest)
+        os.close(self._source)
         self._waiting.put(None)
 
     def _put(self, line: bytes) -> None:
@@ -61,6 +67,8 @@ class Relay:
                 _write_all(self._target, line)
             except OSError:  # the reader has gone, or the disk is full
                 self.on_drop()
+            self._waiting.task_done()
+        self._waiting.task_done()
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

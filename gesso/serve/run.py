@@ -1,11 +1,11 @@
 """Run a server: check its settings, listen, and drain on SIGTERM or SIGHUP."""
 
 import asyncio
-import atexit
 import signal
 import socket
-import sys
 import webbrowser
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -20,6 +20,7 @@ from gesso.serve.settings import ServerSettings
 from gesso.serve.supervisor import Supervisor
 
 BACKLOG = 2048
+STDOUT, STDERR = 1, 2
 DRAINING = (signal.SIGTERM, signal.SIGHUP)
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
@@ -53,15 +54,24 @@ def serve(settings: ServerSettings, host: str, port: int, *, open_browser: bool 
     server.open_browser = open_browser
     supervisor: Supervisor = server.app.state.supervisor
     supervisor.on_broken = lambda: setattr(server, "should_exit", True)
-    for stream in (sys.stdout, sys.stderr):
-        relay = Relay(stream.fileno(), on_drop=supervisor.metrics.log_lines_dropped.inc)
-        atexit.register(relay.close)  # after the last message of the command line
-    logs.install()
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-        signal.signal(signal.SIGHUP, server.handle_exit)
-    server.run(sockets=[listener])
+    on_drop = supervisor.metrics.log_lines_dropped.inc
+    with closing(Relay(STDOUT, on_drop)), closing(Relay(STDERR, on_drop)), _draining_on_hangup(server):
+        logs.install()
+        server.run(sockets=[listener])
     if supervisor.state == "broken" and supervisor.failure is not None:
         raise CheckpointError(supervisor.failure)
+
+
+@contextmanager
+def _draining_on_hangup(server: Server) -> Iterator[None]:
+    """Handle SIGHUP like SIGTERM, unless it is ignored, as under nohup."""
+    before = signal.getsignal(signal.SIGHUP)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, server.handle_exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def make_server(settings: ServerSettings, host: str, port: int) -> Server:

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     hot_load.add_argument("--seconds", type=float, default=20, help="the first third of them without loads")
     hot_load.add_argument("--clients", type=int, default=4, help="beside the one that loads adapters")
     hot_load.add_argument("--experts", action="store_true", help="adapters of attention, MLP and experts")
-    for command in (attacks, beside, joining, hot_load):
+    for command in (attacks, crashes, mixed, beside, joining, hot_load):
         command.add_argument("arguments", nargs="*", help="of gesso serve, after --")
     for command in (attacks, soak, hangups, beside, joining):
         command.add_argument("--url", help="a running server; default: a new one")
@@ -92,12 +92,12 @@ def run(asked: argparse.Namespace) -> None:
         case "crashes":
             from tests.load import crashes
 
-            found = crashes.measure(asked.requests, asked.kills)
+            found = crashes.measure(asked.requests, asked.kills, asked.arguments)
             failed = not found["passed"]
         case "mixed":
             from tests.load import mixed
 
-            found = mixed.measure(asked.requests)
+            found = mixed.measure(asked.requests, asked.arguments)
             failed = not found["passed"]
         case "hangups":
             from tests.load import hangups

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,8 +38,9 @@ class Log:
     pauses: int = 0
 
 
-def measure(requests: int, kills: int, seed: int = 0) -> dict[str, Any]:
-    with processes.running_server("--max-batch", str(PLACES), keys=("good",), threads=1) as server:
+def measure(requests: int, kills: int, arguments: Sequence[str] = (), seed: int = 0) -> dict[str, Any]:
+    """Measure a new server, with these arguments of `gesso serve`."""
+    with processes.running_server(*arguments, "--max-batch", str(PLACES), keys=("good",), threads=1) as server:
         server.wait_ready()
         expected = alone(server.url, "good")
         chance, log, stop = random.Random(seed), Log(), threading.Event()

@@ -8,6 +8,7 @@ import random
 import re
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,8 +20,9 @@ QUARTERS = 4
 SHARE, BYTES = 0.05, 8e6  # growth of a process that counts as flat: this share of it and these bytes
 
 
-def measure(requests: int, seed: int = 0) -> dict[str, Any]:
-    with processes.running_server(keys=("good",), threads=1) as server:
+def measure(requests: int, arguments: Sequence[str] = (), seed: int = 0) -> dict[str, Any]:
+    """Measure a new server, with these arguments of `gesso serve`."""
+    with processes.running_server(*arguments, keys=("good",), threads=1) as server:
         server.wait_ready()
         expected = alone(server.url, "good")
         files, started = processes.open_files(server.pid), len(processes.descendants(server.pid))
