@@ -16,16 +16,15 @@ from gesso.constraints.schema.arrays import array_term
 from gesso.constraints.schema.dialects import JSON, Dialect, Writer
 from gesso.constraints.schema.facts import NUMBERS, TYPES, Facts, Subschema
 from gesso.constraints.schema.multiples import multiples
-from gesso.constraints.schema.numbers import FEW_DIGITS, fractional, integers, numbers, spelled
+from gesso.constraints.schema.numbers import fractional, integers, numbers, spelled
 from gesso.constraints.schema.objects import object_term
 from gesso.constraints.schema.openapi import standard_schema
 from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.schema.reader import Reader, check_json
-from gesso.constraints.schema.references import drafts_within
 from gesso.constraints.schema.strings import string_content
 from gesso.constraints.settle import settle
-from gesso.constraints.term import EMPTY, FAR, NOTHING, Term
-from gesso.constraints.terms import Rule, alt, both, literal, minus, seq
+from gesso.constraints.term import FAR, NOTHING, Term
+from gesso.constraints.terms import Rule, alt, both, literal, minus
 from gesso.errors import InputError
 
 
@@ -67,9 +66,7 @@ class _Compiler:
 
     def __init__(self, reader: Reader, dialect: Dialect, options: SchemaOptions) -> None:
         self.reader, self.options = reader, options
-        # In draft 4, 1.0 is no integer. Validators apply it to a subschema that names it, too.
-        floats = all(draft > 4 for draft in drafts_within(reader.references.root.schema))
-        self.writer = Writer.of(dialect, whitespace=options.whitespace, floats=floats)
+        self.writer = Writer.of(dialect, whitespace=options.whitespace)
         self.known: dict[tuple[str, ...], Term] = {}
         self.parts: dict[Term, Rule] = {}
         self.made: list[Rule] = []  # the parts of the present rule
@@ -149,9 +146,6 @@ class _Compiler:
             found = numbers(facts.low, facts.high) if "integer" in types else fractional(facts.low, facts.high)
         if excluded:
             found = minus(found, alt(spelled(value) for value in excluded))
-        if whole and facts.step is None and self.writer.point_zero is not EMPTY:
-            # 1.0 is an integer. With many digits clients would read a float, and the nearest one may be no multiple.
-            found = alt([found, seq(both([found, FEW_DIGITS]), self.writer.point_zero)])
         return found
 
     def _multiples(self, facts: Facts, step: Fraction, whole: bool) -> Term:

@@ -156,22 +156,16 @@ CALLS = Dialect(
 
 @dataclass(frozen=True, eq=False)
 class Writer:
-    """Writes whole values: a dialect, the spaces between tokens, and the spellings of whole numbers."""
+    """Writes whole values: a dialect, and the spaces between tokens."""
 
     dialect: Dialect
     space: Term
     after: Term  # `,` and `:`
-    point_zero: Term  # after a whole number
 
     @classmethod
-    def of(cls, dialect: Dialect, *, whitespace: bool, floats: bool) -> "Writer":
+    def of(cls, dialect: Dialect, *, whitespace: bool) -> "Writer":
         space = repeat(one_of(sum(1 << ord(c) for c in " \t\r\n")), 0, MAX_WHITESPACE) if whitespace else EMPTY
-        return cls(
-            dialect,
-            space,
-            space if whitespace else optional(literal(" ")),
-            optional(literal(".0")) if floats else EMPTY,
-        )
+        return cls(dialect, space, space if whitespace else optional(literal(" ")))
 
     @cached_property
     def comma(self) -> Term:
@@ -204,5 +198,5 @@ class Writer:
         if isinstance(value, bool) or value is None:
             return literal(json.dumps(value))
         if value == int(value) and abs(value) < 10**16:
-            return seq(literal(str(int(value))), self.point_zero)
+            return literal(str(int(value)))  # 19.0 as 19, which every client reads as an integer
         return literal(json.dumps(value))

@@ -26,7 +26,6 @@ DIGITS = repeat(DIGIT, 1, None)
 POINT, MINUS = literal("."), literal("-")
 _NATURAL = seq(digit("1", "9"), repeat(DIGIT, 0, None))
 _E = seq(alt([literal("e"), literal("E")]))
-FEW_DIGITS = seq(optional(MINUS), repeat(DIGIT, 1, PRECISION))
 ANY_INTEGER = seq(optional(MINUS), alt([literal("0"), _NATURAL]))
 # Numbers with a fraction or an exponent stay below the overflow of floating point; integers may have any length.
 _SHORT = seq(alt([literal("0"), seq(digit("1", "9"), repeat(DIGIT, 0, 14))]), optional(seq(POINT, DIGITS)))

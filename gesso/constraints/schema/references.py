@@ -18,19 +18,6 @@ def draft_of(schema: Any) -> int:
     return next(named, 2020)
 
 
-def drafts_within(schema: Any) -> Iterator[int]:
-    """Yield the drafts that a schema and its subschemas name."""
-    waiting = [schema]
-    while waiting:
-        match waiting.pop():
-            case Mapping() as members:
-                if "$schema" in members:
-                    yield draft_of(members)
-                waiting += [value for name, value in members.items() if name not in NO_SCHEMAS]
-            case list() | tuple() as items:
-                waiting += items
-
-
 class References:
     """The addresses of a schema: JSON pointers, `$id` and anchors."""
 
