@@ -113,11 +113,12 @@ NOTHING, EMPTY = Nothing(), Empty()
 def shortest(term: Term) -> int:
     """Return the length of a shortest text of an intersection or a complement, by A* over the terms after each byte."""
     ties = count()
-    queue = [(term.bound(), next(ties), 0, term)]
+    queue = [(term.bound(), 0, next(ties), term)]  # of texts with the same bound, the longest first
     found: dict[Term, tuple[int, Term | None]] = {term: (0, None)}  # length of the text so far, and the term before
     work = 0
     while queue:
-        _, _, length, at = heapq.heappop(queue)
+        _, minus_length, _, at = heapq.heappop(queue)
+        length = -minus_length
         if length > found[at][0] or at._least == FAR:
             continue
         if at.nullable or at._least is not None:
@@ -130,7 +131,7 @@ def shortest(term: Term) -> int:
             target = at.after((mask & -mask).bit_length() - 1)
             if target is not NOTHING and (target not in found or length + 1 < found[target][0]):
                 found[target] = length + 1, at
-                heapq.heappush(queue, (length + 1 + target.bound(), next(ties), length + 1, target))
+                heapq.heappush(queue, (length + 1 + target.bound(), -length - 1, next(ties), target))
         work += len(at.masks)
         if work > MAX_SEARCH:
             raise InputError("the constraint combines patterns that are too large to compare; simplify them")

@@ -99,7 +99,12 @@ class Alt(Term):
         return alt([item.after(byte) for item in self.items])
 
     def _measure(self) -> int:
-        return min(item.least for item in self.items)
+        # The shortest text of an intersection is searched only if it may be shorter than the other texts.
+        least = min((item.least for item in self.items if not isinstance(item, Both | Not)), default=FAR)
+        for item in self.items:
+            if isinstance(item, Both | Not) and item.bound() < least:
+                least = min(least, item.least)
+        return least
 
     def _estimate(self) -> int:
         return min(item.bound() for item in self.items)

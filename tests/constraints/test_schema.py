@@ -1,7 +1,6 @@
 """JSON schema to term: its texts are valid, and valid values in usual notation belong to it."""
 
 import datetime
-import ipaddress
 import json
 import random
 import re
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema_rs import validator_for
 
 from gesso.constraints.schema.compile import Compiled, schema_term
 from gesso.constraints.schema.openapi import standard_schema
@@ -18,18 +18,14 @@ from gesso.constraints.stored import from_bytes, to_bytes
 from gesso.errors import InputError
 from tests.constraints.schema_cases import CASES
 from tests.constraints.walks import has, sample
-from tests.schemas import FORMATS, mixtures, schemas, value_of
+from tests.schemas import mixtures, schemas, value_of
 
 property_test = settings(derandomize=True, database=None, deadline=None, max_examples=25)
 OPEN, ANY_ORDER, WHITESPACE = SchemaOptions(open=True), SchemaOptions(any_order=True), SchemaOptions(whitespace=True)
 
 
 def valid(value: Any, schema: Any) -> bool:
-    from jsonschema import Draft202012Validator  # takes seconds
-    from jsonschema.validators import validator_for
-
-    chosen = validator_for(schema, default=Draft202012Validator)
-    return bool(chosen(standard_schema(schema), format_checker=chosen.FORMAT_CHECKER).is_valid(value))
+    return bool(validator_for(standard_schema(schema), validate_formats=True).is_valid(value))
 
 
 def spellings(value: Any) -> list[str]:
@@ -80,7 +76,7 @@ def test_random_keywords_are_rejected_or_enforced(schema: Any, is_open: bool) ->
 
 
 @pytest.mark.parametrize(("schema", "inside", "outside"), [
-    ({"type": "integer"}, ["0", "-12", "7", "1.0"], ["01", "+1", "1.5", "", "--1", "1.00"]),
+    ({"type": "integer"}, ["0", "-12", "7"], ["01", "+1", "1.5", "", "--1", "1.0"]),
     ({"type": "integer", "minimum": 98, "maximum": 1203}, ["98", "1203", "999", "1000"], ["97", "1204", "0100"]),
     ({"type": "integer", "exclusiveMinimum": 2.5}, ["3", "1000"], ["2", "-3"]),
     ({"type": "number"}, ["1.5e3", "-0.25", "2E-7", "1" * 400, "1e+300"], ["1.", ".5", "1e999", "00", "99999e305"]),
@@ -231,7 +227,7 @@ def test_numbers_are_limited_exactly_at_their_bounds(a: float, b: float, low: bo
         text = repr(number)
         if "e" not in text and text != "-0.0":
             assert has(found["number"], text) == inside, text
-            assert has(found["integer"], text) == (inside and number == int(number)), text
+            assert has(found["integer"], text) == (inside and isinstance(number, int)), text
 
 
 @pytest.mark.parametrize("bound", [0, 0.5, 0.1, 123.456, -7.25])
@@ -247,6 +243,25 @@ def test_no_digits_round_across_a_bound(bound: float, keyword: str) -> None:
                 assert valid(json.loads(text), schema), text
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer"},
+        {"type": "integer", "minimum": 3, "maximum": 300},
+        {"type": ["integer", "string"], "not": {"const": 7}},
+        {"type": "integer", "multipleOf": 19},
+        {"const": 19},
+        {"const": 19.0},
+        {"type": "integer", "enum": [19.0, 20]},
+        {"$schema": "http://json-schema.org/draft-04/schema#", "enum": [19.0]},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "type": "integer"},
+    ],
+)
+def test_an_integer_is_written_without_a_fraction(schema: Any) -> None:
+    term = schema_term(schema).term
+    assert has(term, "19") and not has(term, "19.0")
+
+
 @property_test
 @given(st.integers(1, 500), st.integers(-(10**9), 10**9))
 def test_multiples_are_exact(step: int, number: int) -> None:
@@ -255,48 +270,13 @@ def test_multiples_are_exact(step: int, number: int) -> None:
     assert has(term, str(number)) == (number % step == 0)
 
 
-def strict_checks(name: str, text: str) -> bool:
-    """Check formats for which jsonschema needs further packages."""
-    label = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
-    if name in ("time", "date-time"):
-        moment = datetime.datetime.fromisoformat(text if name == "date-time" else f"2000-01-01T{text}")
-        return moment.tzinfo is not None
-    if name in ("email", "hostname"):
-        local, _, host = text.rpartition("@")
-        return len(local) <= 64 and len(host) <= 253 and all(label.fullmatch(part) for part in host.split("."))
-    if name == "uri":
-        return re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+", text) is not None
-    if name == "ipv6":
-        return bool(ipaddress.IPv6Address(text))
-    return True
-
-
-MORE_FORMATS = {
-    "uri-reference": ["/a/b?c#d", "https://example.org", "../x".replace("..", "/.."), ""],
-    "json-pointer": ["", "/a~1b/0", "/é"],
-    "relative-json-pointer": ["0", "1/a", "2#"],
-    "uri-template": ["https://example.org/{id}/x"],
-    "idn-email": ["ada@example.org"],
-}
-
-
-@pytest.mark.parametrize("name", [*FORMATS, *MORE_FORMATS])
-def test_formats_pass_strict_validators_and_accept_real_examples(name: str) -> None:
-    schema = {"type": "string", "format": name}
-    found = check_samples(schema, 60).term
-    rng = random.Random(1)
-    assert all(strict_checks(name, json.loads(sample(found, rng, 120))) for _ in range(60))
-    assert all(has(found, json.dumps(text)) for text in {**FORMATS, **MORE_FORMATS}[name])
-
-
 def test_only_leap_years_have_february_29() -> None:
     term = schema_term({"type": "string", "format": "date"}).term
-    for year in (1896, 1900, 1999, 2000, 2008):
+    for year in (1, 1896, 1900, 1999, 2000, 2008):
         days = {datetime.date(year, 1, 1) + datetime.timedelta(days=n) for n in range(365)}
         days |= {datetime.date(year, 12, 31)}
         known = {day.isoformat() for day in days}
         for month in range(14):
             for number in range(33):
-                text = f"{year}-{month:02}-{number:02}"
+                text = f"{year:04}-{month:02}-{number:02}"
                 assert has(term, f'"{text}"') == (text in known)
-    assert not has(term, '"0000-01-01"')

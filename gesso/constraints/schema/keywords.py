@@ -22,10 +22,15 @@ from gesso.errors import InputError
 
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
-    | {"contentEncoding", "contentMediaType", "contentSchema"}
     | {"$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$defs", "definitions"}
     | {"discriminator"}  # of OpenAPI: names the property that distinguishes the members of oneOf, and adds nothing
 )
+# Keywords of the specification that neither the constraint nor the check of the answer decides, each with what is open.
+NOT_ENFORCED = {
+    "contentEncoding": "the string may be in another encoding",
+    "contentMediaType": "the content of the string may be of another type",
+    "contentSchema": "the content of the string may have another form",
+}
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 APPLICATORS = frozenset(  # evaluated by `reader`
     {*REFERENCES, "allOf", "anyOf", "oneOf", "not", "if", "then", "else"}

@@ -23,7 +23,15 @@ from gesso.constraints.schema.facts import (
     type_of,
 )
 from gesso.constraints.schema.formats import FORMATS
-from gesso.constraints.schema.keywords import REFERENCES, members, named_members, own_facts, short, unexpected
+from gesso.constraints.schema.keywords import (
+    NOT_ENFORCED,
+    REFERENCES,
+    members,
+    named_members,
+    own_facts,
+    short,
+    unexpected,
+)
 from gesso.constraints.schema.negation import negated
 from gesso.constraints.schema.references import References
 from gesso.constraints.schema.validity import Validity, fits
@@ -191,7 +199,11 @@ class Reader:
 
     def _own(self, place: Subschema) -> Facts:
         def ignored(keyword: str, place: Subschema) -> None:
-            self.warn(f"the keyword {keyword!r} is unknown and was ignored", place)
+            reason = NOT_ENFORCED.get(keyword)
+            if reason is None:
+                self.warn(f"the keyword {keyword!r} is unknown and was ignored", place)
+            else:
+                self.warn(f"the keyword {keyword!r} is not enforced: {reason}", place)
 
         return own_facts(place, ignored)
 
@@ -202,10 +214,13 @@ class Reader:
 
     def _known_formats(self, facts: Facts, place: Subschema) -> Facts:
         for name in facts.formats:
-            if name == "regex":
-                self.check(f"{place.pointer}/format")
-            elif name not in FORMATS:
+            if name not in FORMATS:
                 self.warn(f"the format {name!r} is unknown and was ignored", place)
+                continue
+            if FORMATS[name].left:
+                self.check(f"{place.pointer}/format")
+            if FORMATS[name].narrowed:
+                self.warn(f"the format {name!r} is narrower than its definition: {FORMATS[name].narrowed}", place)
         known = tuple(name for name in facts.formats if name in FORMATS)
         return facts if known == facts.formats else replace(facts, formats=known)
 

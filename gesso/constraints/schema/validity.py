@@ -9,6 +9,7 @@ from urllib.parse import quote
 from gesso.constraints.regex import pattern_term
 from gesso.constraints.schema.dialects import JSON
 from gesso.constraints.schema.facts import NEGATED, NUMBERS, Facts, Subschema, type_of
+from gesso.constraints.schema.formats import format_term
 from gesso.constraints.schema.numbers import Bound, none_between
 from gesso.constraints.schema.strings import matches
 
@@ -29,7 +30,7 @@ def fits(facts: Facts, value: Any) -> bool:
         return False
     found = all(_contains(pattern, value) for pattern in facts.patterns)
     found = found and not any(_contains(pattern, value) for pattern in facts.other_patterns)
-    return found and all(_has_format(name, value) for name in facts.formats)
+    return found and all(matches(format_term(name, JSON), JSON, value) for name in facts.formats)
 
 
 def _contains(pattern: str, text: str) -> bool:
@@ -37,12 +38,6 @@ def _contains(pattern: str, text: str) -> bool:
         with contextlib.suppress(re.error):
             return re.search(pattern, text) is not None
     return matches(pattern_term(pattern, JSON.char, JSON.any_char), JSON, text)
-
-
-def _has_format(name: str, text: str) -> bool:
-    from jsonschema import Draft202012Validator
-
-    return bool(Draft202012Validator.FORMAT_CHECKER.conforms(text, name))
 
 
 class Validity:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gesso.constraints import validate
+from gesso.constraints.schema import formats
 from gesso.serve.prepare import endpoints, images
 from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.protocol import SIZES, frame, sizes
@@ -39,6 +40,7 @@ def main() -> None:
     for frontend in frontends:
         frontend.guides.warm_up()
         _ = frontend.tokenizer.longest_piece
+    formats.warm_up()
     validate.warm_up()
     if any(frontend.may_see for frontend in frontends):
         images.warm_up()
