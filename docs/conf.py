@@ -8,6 +8,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import generate_reference
 
 generate_reference.write(Path(__file__).parent / "reference")
+generate_reference.renew_tables(Path(__file__).parent / "guides" / "structured-output.md")
 
 project = "Gesso"
 author = "the Gesso authors"

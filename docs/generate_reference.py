@@ -1,7 +1,8 @@
 """Write the reference pages from the code: command line, Python, HTTP, settings and training recipes.
 
 The pages are Markdown files in docs/reference, which git ignores. `make docs` writes them; so does
-`python docs/generate_reference.py`.
+`python docs/generate_reference.py`. Both also renew the tables of the guides, which git keeps. Such a table is between
+the comments `<!-- table: name -->` and `<!-- end of table -->`.
 """
 
 import dataclasses
@@ -25,6 +26,24 @@ def write(directory: Path) -> None:
         path, text = directory / f"{name}.md", make()
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
+
+
+def renew_tables(page: Path) -> None:
+    """Write the generated tables of a guide."""
+    before = page.read_text(encoding="utf-8")
+    text = with_tables(before)
+    if text != before:
+        page.write_text(text, encoding="utf-8")
+
+
+def with_tables(text: str) -> str:
+    """Return the text of a guide with the present content of its generated tables."""
+
+    def renewed(found: re.Match[str]) -> str:
+        rows = "\n".join(TABLES[found[1]]())
+        return f"<!-- table: {found[1]} -->\n\n{rows}\n\n<!-- end of table -->"
+
+    return re.sub(r"<!-- table: (\w+) -->.*?<!-- end of table -->", renewed, text, flags=re.DOTALL)
 
 
 # --- command line -------------------------------------------------------------------------------------------------
@@ -253,6 +272,25 @@ def recipe_sections(recipe: type) -> dict[str, type]:
     return {name: next((kind for kind in typing.get_args(hint) if kind), hint) for name, hint in hints.items()}
 
 
+# --- tables of guides ---------------------------------------------------------------------------------------------
+
+
+def formats() -> list[str]:
+    """Return the formats of strings, with what the constraint leaves to the check or does not write."""
+    from gesso.constraints.schema.formats import FORMATS
+
+    rows = [(f"`{name}`", each.grammar, each.left, each.narrowed) for name, each in FORMATS.items()]
+    return table(("Format", "Grammar", "Left to the check of the answer", "Narrower than its grammar"), rows)
+
+
+def not_enforced() -> list[str]:
+    """Return the keywords of the specification that are not enforced."""
+    from gesso.constraints.schema.keywords import NOT_ENFORCED
+
+    return table(("Not enforced", "So"), [(f"`{name}`", what) for name, what in NOT_ENFORCED.items()])
+
+
+TABLES: dict[str, Callable[[], list[str]]] = {"formats": formats, "not_enforced": not_enforced}
 PAGES: dict[str, Callable[[], str]] = {
     "command-line": command_line,
     "python": python,
@@ -263,3 +301,4 @@ PAGES: dict[str, Callable[[], str]] = {
 
 if __name__ == "__main__":
     write(Path(__file__).parent / "reference")
+    renew_tables(Path(__file__).parent / "guides" / "structured-output.md")

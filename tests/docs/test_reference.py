@@ -53,6 +53,12 @@ def test_recipes_cover_every_field():
             assert f"| `{item.name}` |" in section, f"{name}.{item.name}"
 
 
+def test_tables_of_the_guide_are_those_of_the_code():
+    page = (ROOT / "docs/guides/structured-output.md").read_text(encoding="utf-8")
+    assert page.count("<!-- table: ") == len(reference.TABLES)
+    assert reference.with_tables(page) == page, "run python docs/generate_reference.py"
+
+
 def test_http_covers_every_endpoint_and_field():
     page, description = reference.http(), reference.openapi()
     for path, methods in description["paths"].items():
