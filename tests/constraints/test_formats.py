@@ -12,7 +12,7 @@ from gesso.bench.random_text import accepts
 from gesso.constraints.constraint import Guides
 from gesso.constraints.schema.compile import schema_term
 from gesso.constraints.schema.dialects import CALLS, JSON
-from gesso.constraints.schema.formats import FORMATS, format_term
+from gesso.constraints.schema.formats import FORMATS, format_term, warm_up
 from gesso.constraints.schema.keywords import NOT_ENFORCED
 from gesso.errors import InputError
 from tests.constraints.format_values import VALUES
@@ -149,3 +149,10 @@ def test_a_keyword_that_is_not_enforced_is_named(keyword: str) -> None:
     found = schema_term({"type": "object", "properties": {"a": {"type": "string", keyword: "base64"}}}).warnings
     assert len(found) == 1
     assert re.search(f"'{keyword}' is not enforced: .*#/properties/a", found[0])
+
+
+def test_warm_up_leaves_no_format_to_compile() -> None:
+    warm_up()
+    compiled = format_term.cache_info().misses
+    schema_term({"type": "array", "prefixItems": [{"type": "string", "format": name} for name in FORMATS]})
+    assert format_term.cache_info().misses == compiled
