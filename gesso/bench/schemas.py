@@ -1,9 +1,8 @@
 """Measure which JSON schemas compile, in which time, and whether the texts of a constraint are valid.
 
-Texts are drawn at random from each compiled constraint, and `jsonschema` judges them, formats included. A constraint
-that does not keep a whole schema by itself names the parts (`checked`). Answers are then validated before they are
-returned, so a text that fails there is `retried`. A text that fails under any other constraint is `invalid`, except for
-null where a schema has OpenAPI's `nullable`, which the judge does not know.
+Texts are drawn at random from each compiled constraint, and judged as answers are, formats included. A constraint that
+does not keep a whole schema by itself names the parts (`checked`). A text that fails there is `retried`, as an answer
+would be. A text that fails under any other constraint is `invalid`.
 """
 
 import json
@@ -31,6 +30,7 @@ from gesso.bench.schema_files import Named, read_schemas
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.source import locate
 from gesso.constraints.constraint import Guides
+from gesso.constraints.validate import UNREADABLE, schema_problem
 from gesso.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,10 +41,6 @@ WIDTH = 110  # characters of the table
 EXAMPLES = 3  # messages shown per subset
 WRITTEN, NEW = 3, 256  # answers of a model per subset, and tokens of each
 PROMPT = "Write a JSON value for this schema:\n"
-FORMATS = (
-    "date", "date-time", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri",
-    "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex",
-)  # fmt: skip
 KEPT_QUOTE = 30  # characters of a quoted name that stay in the kind of a refusal
 
 
@@ -58,7 +54,6 @@ class Outcome:
     refusal: str | None = None
     texts: int = 0  # judged
     retried: int = 0
-    nullable: int = 0  # valid with OpenAPI's `nullable`, which is no keyword of JSON Schema
     invalid: list[str] = field(default_factory=list)  # a reason and a text each
     unjudged: str | None = None  # why the judge cannot read the schema
     checked: int = 0  # parts of the schema that the constraint leaves to validation
@@ -94,14 +89,7 @@ def summary(found: Sequence[Outcome]) -> dict[str, Any]:
     """Return the figures by subset, and those of all schemas together."""
     subsets = sorted({outcome.subset for outcome in found})
     rows = {name: _row([outcome for outcome in found if outcome.subset == name]) for name in subsets}
-    return {"formats_unjudged": unjudged_formats(), "subsets": rows, "all": _row(found)}
-
-
-def unjudged_formats() -> list[str]:
-    """Return the formats of the specification that the judge does not check here, because a package is missing."""
-    from jsonschema import Draft202012Validator
-
-    return [name for name in FORMATS if name not in Draft202012Validator.FORMAT_CHECKER.checkers]
+    return {"subsets": rows, "all": _row(found)}
 
 
 def _row(found: Sequence[Outcome]) -> dict[str, Any]:
@@ -117,7 +105,6 @@ def _row(found: Sequence[Outcome]) -> dict[str, Any]:
         "seconds_worst": round(seconds[-1], 4), "worst": max(found, key=lambda outcome: outcome.seconds).name,
         "exact": sum(not outcome.checked for outcome in compiled),
         "texts": sum(outcome.texts for outcome in found), "retried": sum(outcome.retried for outcome in found),
-        "nullable": sum(outcome.nullable for outcome in found),
         "invalid": sum(len(outcome.invalid) for outcome in found),
         "invalid_examples": [
             {"schema": outcome.name, "text": text} for outcome in found for text in outcome.invalid[:1]
@@ -158,13 +145,8 @@ def render(found: dict[str, Any], console: Console) -> None:
             f"model: {written['answers']} answers, {written['cut']} cut at {NEW} tokens, {written['failed']} failed, "
             f"{written['invalid']} invalid"
         )
-    if found["formats_unjudged"]:
-        console.print(
-            f"jsonschema does not check these formats here: {', '.join(found['formats_unjudged'])}; "
-            "pip install 'jsonschema[format-nongpl]'"
-        )
     if found["all"]["unjudged"]:
-        console.print(f"jsonschema cannot judge {found['all']['unjudged']} schemas that compiled:")
+        console.print(f"the validator cannot judge {found['all']['unjudged']} schemas that compiled:")
         for example in found["all"]["unjudged_examples"]:
             console.print(f"  {example['schema']}: {example['reason']}")
     for example in found["all"]["invalid_examples"]:
@@ -179,7 +161,6 @@ def model_answers(g: "Gesso", schemas: Sequence[Named]) -> dict[str, Any]:
     for named in _drawn(list(schemas), WRITTEN):
         outcome = Outcome(named.subset, named.name)
         try:
-            validator = judge(named.schema)
             result = g.generate(PROMPT + json.dumps(named.schema), json_schema=named.schema, max_new_tokens=NEW, seed=1)
         except InputError:
             continue  # counted with the refusals
@@ -191,7 +172,7 @@ def model_answers(g: "Gesso", schemas: Sequence[Named]) -> dict[str, Any]:
         if result.finish_reason == "length":
             counts["cut"] += 1
             continue
-        _judge(outcome, validator, result.text)
+        _judge(outcome, named.schema, result.text)
         counts["invalid"] += outcome.retried + len(outcome.invalid)
         examples += outcome.invalid
     return {name: counts[name] for name in ("answers", "cut", "failed", "invalid")} | {"examples": examples[:EXAMPLES]}
@@ -241,11 +222,6 @@ def _fill(outcome: Outcome, named: Named, answers: int) -> None:
         outcome.seconds = _cpu_seconds() - started
     assert guide is not None
     outcome.checked = len(guide.checked)
-    try:
-        validator = judge(named.schema)
-    except Exception as error:  # of any kind: the judge is not ours
-        outcome.unjudged = f"{type(error).__name__}: {error}"[:200]
-        return
     rng = random.Random(named.name)
     for _ in range(answers):
         try:
@@ -253,45 +229,19 @@ def _fill(outcome: Outcome, named: Named, answers: int) -> None:
         except InputError as error:  # states are made on the way, within limits
             outcome.refusal = str(error)
             return
-        _judge(outcome, validator, text)
+        _judge(outcome, named.schema, text)
 
 
-def judge(schema: Any) -> Any:
-    """Return the validator of a schema by its `$schema`. It checks formats, and fetches nothing.
-
-    A schema without `$schema` is read by the newest draft that it fits.
-    """
-    from jsonschema import Draft4Validator, Draft7Validator, Draft202012Validator, SchemaError, validators
-    from jsonschema_specifications import REGISTRY
-
-    named = validators.validator_for(schema, default=None)
-    kinds = [Draft202012Validator, Draft7Validator, Draft4Validator] if named is None else [named]
-    for kind in kinds:
-        try:
-            kind.check_schema(schema)
-        except SchemaError:
-            if kind is kinds[-1]:
-                raise
-        else:
-            break
-    return kind(schema, format_checker=kind.FORMAT_CHECKER, registry=REGISTRY)
-
-
-def _judge(outcome: Outcome, validator: Any, text: str) -> None:
-    try:
-        problem = next(validator.iter_errors(json.loads(text)), None)
-    except ValueError as error:
-        outcome.invalid.append(f"not JSON: {error}: {text[:300]}")
-    except Exception as error:
-        outcome.unjudged = f"{type(error).__name__}: {error}"[:200]
-    else:
-        outcome.texts += 1
-        if problem is not None and outcome.checked:
-            outcome.retried += 1
-        elif problem is not None and problem.instance is None and problem.schema.get("nullable") is True:
-            outcome.nullable += 1
-        elif problem is not None:
-            outcome.invalid.append(f"{problem.json_path}: {problem.message[:120]}: {text[:300]}")
+def _judge(outcome: Outcome, schema: Any, text: str) -> None:
+    problem = schema_problem(schema, text)
+    if problem is not None and UNREADABLE in problem:
+        outcome.unjudged = problem[:200]
+        return
+    outcome.texts += 1
+    if problem is not None and outcome.checked:
+        outcome.retried += 1
+    elif problem is not None:
+        outcome.invalid.append(f"{problem}: {text[:300]}")
 
 
 @cache

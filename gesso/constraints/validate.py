@@ -1,48 +1,66 @@
-"""Check a finished answer against its JSON schema, by the `jsonschema` package.
+"""Check a finished answer against its JSON schema, by the `jsonschema-rs` package.
 
 The automaton of a constraint keeps most of a schema by itself, but not all: the values of an array may have to differ,
 and a key may occur once only. So every answer is checked before it is returned.
 
-A schema is read as the constraint reads it: OpenAPI's `nullable` counts, a pattern that Python cannot read is left to
-the constraint, and nothing is ever fetched from another host.
+A schema is read as the constraint reads it: OpenAPI's `nullable` counts, a pattern that the package cannot read is left
+to the constraint, and nothing is ever fetched from another host.
 
-Functions import `jsonschema` when they need it: with the packages for every format, that takes a second.
+Functions import `jsonschema_rs` when they need it: processes that check no answers do without its 15 MB.
 """
 
 import json
 import re
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import cache, lru_cache
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from gesso.chat.answer import ToolCall
+from gesso.constraints.schema.drafts import draft_read, validator_class
+from gesso.constraints.schema.openapi import standard_schema
+from gesso.constraints.schema.walk import mapped
 
 KEPT = 64  # validators of the schemas used last
-# For answers that need more than the usual 1000 frames: several hundred levels of nesting.
-DEEP, STACK_BYTES = 4000, 64 * 2**20
-SPARE = 100  # frames that a keyword needs until the next one
+# The package recurses on the stack of the thread. With 60 subschemas of each value, 800 levels fit into 8 MB.
+MAX_DEPTH = 500
+TOO_DEEP = "$: it is nested too deeply to be checked"
 MESSAGE_CHARACTERS = 200
 UNREADABLE = "it cannot be checked"
-# Keywords whose check searches for a regular expression.
-SEARCHING = ("pattern", "patternProperties", "additionalProperties", "unevaluatedProperties")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Keywords that never decide whether a value is valid. Some schemas give them values that the standard forbids.
+NOTES = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
+# Keywords that depend on the names that patterns match.
+OTHER_NAMES = ("patternProperties", "additionalProperties", "unevaluatedProperties")
 
 
 def warm_up() -> None:
     """Import the package now instead of with the first check: in a process that forks, once for all its children."""
-    import jsonschema  # noqa: F401
+    import jsonschema_rs  # noqa: F401
 
 
 def schema_problem(schema: Mapping[str, Any] | bool, text: str) -> str | None:
     """Return the place and the reason why a text is not valid JSON under a schema; None if it is."""
-    return _at_any_depth(lambda: _text_problem(schema, text))
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_reject_constant)
+    except ValueError as error:
+        return f"$: not JSON: {error}"
+    except RecursionError:
+        return TOO_DEEP
+    return value_problem(schema, value)
 
 
 def value_problem(schema: Mapping[str, Any] | bool, value: Any) -> str | None:
     """Return the place and the reason why a JSON value is not valid under a schema; None if it is."""
-    return _at_any_depth(lambda: _value_problem(schema, value))
+    if _is_deep(value):
+        return TOO_DEEP
+    try:
+        validator = _validator(json.dumps(schema))
+        if validator.is_valid(value):
+            return None
+        violation = next(iter(validator.iter_errors(value)))
+    except Exception as error:  # of a schema that the package cannot read: the answer must not pass unchecked
+        return f"$: {UNREADABLE}: {_short(str(error))}"
+    return f"{_path(violation.instance_path)}: {_short(violation.message)}"
 
 
 def calls_problem(
@@ -59,61 +77,38 @@ def calls_problem(
     return None
 
 
-def _text_problem(schema: Mapping[str, Any] | bool, text: str) -> str | None:
-    try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_reject_constant)
-    except ValueError as error:
-        return f"$: not JSON: {error}"
-    return _value_problem(schema, value)
+def _is_deep(value: Any) -> bool:
+    """Return whether lists and objects nest beyond the limit. Does not recurse, so any depth is safe."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        containers = [inner for inner in level if isinstance(inner, list | dict)]
+        if not containers:
+            return False
+        level = []
+        for container in containers:
+            level += container.values() if isinstance(container, dict) else container
+    return True
 
 
-def _value_problem(schema: Mapping[str, Any] | bool, value: Any) -> str | None:
-    from jsonschema.exceptions import best_match
-
-    try:
-        found = best_match(_validator(json.dumps(schema)).iter_errors(value))
-    except RecursionError:
-        raise
-    except Exception as error:  # of a schema that the package cannot read: the answer must not pass unchecked
-        return f"$: {UNREADABLE}: {_short(f'{type(error).__name__}: {error}')}"
-    return None if found is None else f"{found.json_path}: {_short(found.message)}"
-
-
-def _at_any_depth(check: Callable[[], str | None]) -> str | None:
-    """Run a check. If the answer is nested too deeply for the stack, run it in a thread with a larger one."""
-    with suppress(RecursionError):
-        return check()
-    found: list[str | None] = []
-
-    def run() -> None:
-        try:
-            found.append(check())
-        except RecursionError:
-            found.append("$: it is nested too deeply to be checked")
-
-    frames, size = sys.getrecursionlimit(), threading.stack_size(STACK_BYTES)
-    sys.setrecursionlimit(max(frames, DEEP))
-    try:
-        thread = threading.Thread(target=run)
-        thread.start()
-        threading.stack_size(size)
-        thread.join()
-    finally:
-        sys.setrecursionlimit(frames)
-    return found[0]
+def _path(steps: Sequence[str | int]) -> str:
+    parts = ["$"]
+    for step in steps:
+        parts.append(f".{step}" if isinstance(step, str) and NAME.fullmatch(step) else f"[{step!r}]")
+    return "".join(parts)
 
 
 def _short(message: str) -> str:
-    return message if len(message) <= MESSAGE_CHARACTERS else f"{message[:MESSAGE_CHARACTERS]}…"
+    first = message.partition("\n")[0]
+    return first if len(first) <= MESSAGE_CHARACTERS else f"{first[:MESSAGE_CHARACTERS]}…"
 
 
 def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(members)
-    if len(found) < len(members):
+    value = dict(members)
+    if len(value) < len(members):
         keys = [key for key, _ in members]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"the key {twice!r} occurs twice in an object")
-    return found
+    return value
 
 
 def _reject_constant(name: str) -> None:
@@ -126,87 +121,44 @@ def _reject_constant(name: str) -> None:
 @lru_cache(maxsize=KEPT)
 def _validator(source: str) -> Any:
     """Return the validator of a schema, given as JSON."""
-    from jsonschema_specifications import REGISTRY
+    import jsonschema_rs
 
-    schema = json.loads(source)
-    names_draft = isinstance(schema, dict) and "$schema" in schema
-    kind = _extended(_draft(schema), not names_draft)
-    if names_draft:
-        # Where a reference leads back to the root, the package would choose the plain validator by this keyword.
-        del schema["$schema"]
-    # With a registry of its own, the validator fetches nothing: an unknown reference is an error.
-    return kind(schema, registry=REGISTRY, format_checker=kind.FORMAT_CHECKER)
-
-
-def _draft(schema: Any) -> Any:
-    """Return the validator class of a schema's draft: by `$schema`, or an older one if the schema needs it."""
-    from jsonschema import Draft4Validator, Draft7Validator, Draft202012Validator
-    from jsonschema.validators import validator_for
-
-    named = validator_for(schema, default=Draft202012Validator)
-    found = {key: type(value) for key, value in _members(schema) if isinstance(value, bool | list)}
-    if bool in (found.get("exclusiveMinimum"), found.get("exclusiveMaximum")):
-        return Draft4Validator
-    return Draft7Validator if found.get("items") is list and named is Draft202012Validator else named
+    schema = standard_schema(json.loads(source))
+    kind = validator_class(draft_read(schema))
+    if isinstance(schema, dict):
+        # The class is chosen; a `$schema` that names no draft would have to be fetched.
+        schema.pop("$schema", None)
+    try:
+        return kind(schema, validate_formats=True, retriever=_not_fetched)
+    except jsonschema_rs.ValidationError:
+        return kind(mapped(schema, _readable), validate_formats=True, retriever=_not_fetched)
 
 
-def _members(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all members of all objects in a schema."""
-    waiting = [schema]
-    while waiting:
-        match waiting.pop():
-            case dict() as members:
-                yield from members.items()
-                waiting += members.values()
-            case list() as items:
-                waiting += items
+def _not_fetched(uri: str) -> Any:
+    """Return a schema that cannot be compiled: an error if a value can reach it, and none if it is never used."""
+    return {"$ref": f"#/not-fetched/{uri}"}
 
 
-Check = Callable[[Any, Any, Any, Any], Any]
+def _readable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what no validator needs, and patterns that the package cannot read: the constraint keeps them."""
+    kept = {keyword: value for keyword, value in schema.items() if keyword not in NOTES}
+    if isinstance(kept.get("required"), bool):  # draft 3
+        del kept["required"]
+    pattern = kept.get("pattern")
+    if isinstance(pattern, str) and not _is_readable(pattern):
+        del kept["pattern"]
+    patterns = kept.get("patternProperties")
+    if isinstance(patterns, dict) and not all(map(_is_readable, patterns)):
+        for keyword in OTHER_NAMES:
+            kept.pop(keyword, None)
+    return kept
 
 
-@cache
-def _extended(kind: Any, nullable: bool) -> Any:
-    """Return a validator class that reads schemas as our constraints do."""
-    from jsonschema.validators import extend
+def _is_readable(pattern: str) -> bool:
+    import jsonschema_rs
 
-    checks: dict[str, Check] = dict(kind.VALIDATORS)
-    if nullable:  # a keyword of OpenAPI; in a schema that names a draft, it has no meaning
-        checks["type"] = _nullable(checks["type"])
-    for name in SEARCHING:
-        if name in checks:
-            checks[name] = _readable(checks[name])
-    return extend(kind, {name: _bounded(check) for name, check in checks.items()})
-
-
-def _nullable(check: Check) -> Check:
-    """Accept null where OpenAPI's `nullable` does."""
-
-    def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
-        return () if instance is None and schema.get("nullable") is True else check(validator, value, instance, schema)
-
-    return checked
-
-
-def _readable(check: Check) -> Check:
-    """Skip a regular expression that Python cannot read, such as one with `\\p{L}`: the constraint keeps to it."""
-
-    def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        with suppress(re.error):
-            yield from check(validator, value, instance, schema) or ()
-
-    return checked
-
-
-def _bounded(check: Check) -> Check:
-    """Raise RecursionError in time. Deeper down, it would end the process: the package's maps are written in Rust."""
-
-    def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
-        frame, room = sys._getframe(), sys.getrecursionlimit() - SPARE
-        while frame.f_back is not None:
-            frame, room = frame.f_back, room - 1
-        if room < 0:
-            raise RecursionError
-        return check(validator, value, instance, schema)
-
-    return checked
+    try:
+        jsonschema_rs.Draft202012Validator({"pattern": pattern})
+    except jsonschema_rs.ValidationError:
+        return False
+    return True

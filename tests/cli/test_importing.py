@@ -29,6 +29,6 @@ def test_torch_is_imported_without_the_garbage_collector_which_runs_again_after_
     assert process["collections"] < 50
 
 
-@pytest.mark.parametrize("package", ["triton", "jsonschema", "numba", "PIL"])
+@pytest.mark.parametrize("package", ["triton", "jsonschema_rs", "numba", "PIL"])
 def test_importing_the_package_does_not_import_a_slow_one(process, package):
     assert package not in process["modules"]

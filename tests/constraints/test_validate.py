@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from gesso.chat.answer import ToolCall
-from gesso.constraints.validate import calls_problem, schema_problem
+from gesso.constraints.validate import TOO_DEEP, calls_problem, schema_problem, value_problem
 
 DRAFT4, DRAFT7 = (f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 7))
 NESTED = {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"$ref": "#"}}]}
@@ -25,6 +25,14 @@ NESTED = {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"$ref": "#"
         ({"patternProperties": {r"^\p{L}": {}}, "additionalProperties": False}, '{"a": 1}'),
         ({"format": "someday", "x-mine": 3}, '"never"'),
         (True, "1"),
+        ({"multipleOf": 0.01}, "19.99"),
+        ({"multipleOf": 0.1}, "0.3"),
+        ({"multipleOf": 0.0001}, "0.0075"),
+        ({"type": "string", "pattern": r"^[A-Z]\Z"}, '"A"'),  # a pattern that the package cannot read
+        ({"type": "object", "title": 5, "properties": {"a": {"type": "string", "required": True}}}, '{"a": "x"}'),
+        ({"const": {"type": "string", "nullable": True}}, '{"type": "string", "nullable": true}'),
+        ({"components": {"a": {"type": "string", "nullable": True}}, "$ref": "#/components/a"}, "null"),
+        ({"default": {"items": []}, "dependentRequired": {"a": ["b"]}}, '{"a": 1, "b": 2}'),
     ],
 )
 def test_valid_answers_have_no_problem(schema, text):
@@ -34,7 +42,7 @@ def test_valid_answers_have_no_problem(schema, text):
 @pytest.mark.parametrize(
     ("schema", "text", "place", "reason"),
     [
-        ({"properties": {"a": {"items": {"type": "integer"}}}}, '{"a": [1, "b"]}', "$.a[1]", "not of type 'integer'"),
+        ({"properties": {"a": {"items": {"type": "integer"}}}}, '{"a": [1, "b"]}', "$.a[1]", 'not of type "integer"'),
         ({"uniqueItems": True}, "[1, 1]", "$", "non-unique"),
         ({"format": "ipv4"}, '"1.2.3.999"', "$", "ipv4"),
         ({"$schema": DRAFT4, "minimum": 0, "exclusiveMinimum": True}, "0", "$", "minimum"),
@@ -47,6 +55,10 @@ def test_valid_answers_have_no_problem(schema, text):
         ({"maxLength": 1}, f'"{"x" * 999}"', "$", "…"),
         ({"pattern": 3}, '"x"', "$", "cannot be checked"),
         (False, "1", "$", "False"),
+        ({"multipleOf": 0.01}, "19.995", "$", "multiple"),
+        ({"default": {"items": []}, "dependentRequired": {"a": ["b"]}}, '{"a": 1}', "$", "b"),
+        ({"properties": {"a b": {"type": "null"}}}, '{"a b": 1}', "$['a b']", "null"),
+        ({"pattern": r"^(a|a)*\1$"}, f'"{"a" * 40}b"', "$", "regex"),  # not in exponential time
     ],
 )
 def test_problem_has_the_place_and_the_reason(schema, text, place, reason):
@@ -56,9 +68,19 @@ def test_problem_has_the_place_and_the_reason(schema, text, place, reason):
     assert len(problem) < 300
 
 
-def test_nothing_is_fetched_to_check_an_answer(monkeypatch):
-    monkeypatch.setattr(socket, "create_connection", None)
-    assert "Unresolvable" in schema_problem({"$ref": "http://example.com/schema"}, "1")
+@pytest.mark.parametrize("scheme", ["http://127.0.0.1:{port}/schema", "file://{path}"])
+def test_nothing_is_fetched_to_check_an_answer(tmp_path, scheme):
+    path = tmp_path / "schema.json"
+    path.write_text('{"type": "integer"}')
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        uri = scheme.format(port=server.getsockname()[1], path=path)
+        for reference in (uri, f"{uri}#/definitions/a"):
+            assert "cannot be checked" in schema_problem({"$ref": reference}, "1")
+            # It does not matter where no value can reach it.
+            assert schema_problem({"$defs": {"a": {"$ref": reference}}}, "1") is None
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 def test_deeply_nested_answers_are_checked_or_refused():
@@ -66,7 +88,23 @@ def test_deeply_nested_answers_are_checked_or_refused():
         assert schema_problem(NESTED, "[" * depth + "1" + "]" * depth) is None
         assert schema_problem(NESTED, "[" * depth + "true" + "]" * depth) is not None
     assert "too deeply" in schema_problem(NESTED, "[" * 5000 + "]" * 5000)
-    assert "too deeply" in schema_problem({"$ref": "#"}, "1")
+    allowed = {"$defs": {"value": _wrapped({"items": {"$ref": "#/$defs/value"}}, 60)}, "$ref": "#/$defs/value"}
+    for depth, problem in ((499, None), (600, TOO_DEEP)):
+        assert schema_problem(allowed, "[" * depth + "]" * depth) == problem
+    assert "too deeply" in value_problem({}, _nested(100_000))
+
+
+def _wrapped(schema, times):
+    for _ in range(times):
+        schema = {"allOf": [schema, {"minItems": 0}]}
+    return schema
+
+
+def _nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 def test_calls_are_checked_by_the_parameters_of_their_tool():

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "jsonschema")
+NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "jsonschema_rs")
 
 
 def check_packages():

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from gesso.constraints.schema.walk import mapped
+
 
 def standard_schema(schema: Any) -> Any:
     """Return the same schema with null among the types where `nullable` is true.
@@ -11,7 +13,7 @@ def standard_schema(schema: Any) -> Any:
     `$schema`, the keyword has no meaning, and the schema is returned as it is.
     """
     if isinstance(schema, Mapping) and "$schema" not in schema and _is_nullable(schema):
-        return _translated(schema)
+        return mapped(schema, _with_null)
     return schema
 
 
@@ -28,17 +30,13 @@ def _is_nullable(schema: Any) -> bool:
     return False
 
 
-def _translated(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_translated(inner) for inner in value]
-    if not isinstance(value, Mapping):
-        return value
-    found = {name: _translated(inner) for name, inner in value.items()}
-    types = value.get("type")
+def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
+    types = schema.get("type")
     types = [types] if isinstance(types, str) else types
-    if value.get("nullable") is True and isinstance(types, list) and "null" not in types:
-        del found["nullable"]
-        found["type"] = [*types, "null"]
-        if isinstance(found.get("enum"), list) and None not in found["enum"]:
-            found["enum"] = [*found["enum"], None]
-    return found
+    if schema.get("nullable") is not True or not isinstance(types, list) or "null" in types:
+        return schema
+    changed = {**schema, "type": [*types, "null"]}
+    del changed["nullable"]
+    if isinstance(changed.get("enum"), list) and None not in changed["enum"]:
+        changed["enum"] = [*changed["enum"], None]
+    return changed
