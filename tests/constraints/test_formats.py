@@ -14,6 +14,7 @@ from gesso.constraints.schema.compile import schema_term
 from gesso.constraints.schema.dialects import CALLS, JSON
 from gesso.constraints.schema.formats import FORMATS, format_term, warm_up
 from gesso.constraints.schema.keywords import NOT_ENFORCED
+from gesso.constraints.validate import value_problem
 from gesso.errors import InputError
 from tests.constraints.format_values import VALUES
 from tests.constraints.walks import has, sample
@@ -156,3 +157,13 @@ def test_warm_up_leaves_no_format_to_compile() -> None:
     compiled = format_term.cache_info().misses
     schema_term({"type": "array", "prefixItems": [{"type": "string", "format": name} for name in FORMATS]})
     assert format_term.cache_info().misses == compiled
+
+
+def test_content_is_left_to_the_check_in_the_drafts_where_it_is_no_annotation() -> None:
+    content = {"type": "string", "contentEncoding": "base64", "contentMediaType": "application/json"}
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", **content}
+    found = schema_term(schema)
+    assert (found.checked, found.warnings) == (("#/contentEncoding", "#/contentMediaType"), ())
+    assert value_problem(schema, "e30=") is None
+    assert value_problem(schema, "{}") is not None and value_problem(schema, "ezp9Cg==") is not None
+    assert len(schema_term({**schema, "contentEncoding": "base32"}).warnings) == 1

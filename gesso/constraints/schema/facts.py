@@ -21,13 +21,19 @@ class Subschema:
     schema: Any = field(compare=False)  # the pointer identifies it
     pointer: str
     base: str = field(default="", compare=False)
+    entered: bool = field(default=False, compare=False)  # whether `base` counts the schema's own `$id`
 
     def child(self, schema: Any, *steps: str | int) -> "Subschema":
         path = "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
-        return Subschema(schema, self.pointer + path, self.base)
+        # The child of a negation is the schema that was negated.
+        return Subschema(schema, self.pointer + path, self.base, entered=self.is_negation and self.entered)
 
     def negated(self) -> "Subschema":
-        return Subschema({"not": self.schema}, f"{self.pointer}/{NEGATED}", self.base)
+        return Subschema({"not": self.schema}, f"{self.pointer}/{NEGATED}", self.base, entered=self.entered)
+
+    @property
+    def is_negation(self) -> bool:
+        return self.pointer.endswith(f"/{NEGATED}")
 
 
 NEGATED = "(not)"  # in the pointer of a schema that the reader made itself

@@ -31,6 +31,8 @@ NOT_ENFORCED = {
     "contentMediaType": "the content of the string may be of another type",
     "contentSchema": "the content of the string may have another form",
 }
+# In the drafts 6 and 7, the check of the answer decides these.
+CHECKED_CONTENT = {"contentEncoding": "base64", "contentMediaType": "application/json"}
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 APPLICATORS = frozenset(  # evaluated by `reader`
     {*REFERENCES, "allOf", "anyOf", "oneOf", "not", "if", "then", "else"}

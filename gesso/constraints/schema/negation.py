@@ -30,11 +30,15 @@ def negated(reader: Read, place: Subschema, level: int = 0) -> tuple[list[Facts]
     if level > 8:
         return [], False
     if reader.references.draft <= 7 and "$ref" in schema:
-        return negated(reader, reader.references.target(place, "$ref"), level + 1)
+        return negated(reader, reader.references.targets(place, "$ref")[0], level + 1)
     found, exact = _own(reader.own(place))
     exact = exact and not (schema.keys() & APPLICATORS - _READ)
-    inner = [reader.references.target(place, keyword) for keyword in REFERENCES if keyword in schema]
-    for member in inner + members(place, "allOf"):
+    inner = members(place, "allOf")
+    for keyword in REFERENCES:
+        targets = reader.references.targets(place, keyword) if keyword in schema else []
+        exact = exact and len(targets) <= 1  # which of several it is depends on the way to it
+        inner += targets if len(targets) == 1 else []
+    for member in inner:
         others, complete = negated(reader, member, level + 1)
         found, exact = found + others, exact and complete
     if "anyOf" in schema:

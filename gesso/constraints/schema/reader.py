@@ -11,6 +11,7 @@ from typing import Any
 
 from gesso.constraints.budget import check_time
 from gesso.constraints.limits import Limits
+from gesso.constraints.schema.drafts import draft_warning
 from gesso.constraints.schema.facts import (
     Facts,
     Items,
@@ -24,6 +25,7 @@ from gesso.constraints.schema.facts import (
 )
 from gesso.constraints.schema.formats import FORMATS
 from gesso.constraints.schema.keywords import (
+    CHECKED_CONTENT,
     NOT_ENFORCED,
     REFERENCES,
     members,
@@ -88,6 +90,8 @@ class Reader:
         self.references = References(root)
         self.validity = Validity(root)
         self.warnings: dict[str, str] = {}
+        if (warning := draft_warning(root)) is not None:
+            self.warnings[warning] = "#/$schema"
         self.checked: dict[str, None] = {}
         self.known: dict[tuple[str, ...], list[Facts]] = {}
         self.places: dict[str, list[Facts]] = {}
@@ -170,14 +174,11 @@ class Reader:
         if not isinstance(schema, Mapping):
             raise InputError(f"{place.pointer} is {short(schema)}: a schema is an object, true or false")
         if self.references.draft <= 7 and "$ref" in schema:  # its siblings have no meaning
-            return self.place(self.references.target(place, "$ref"))
+            return self.place(self.references.targets(place, "$ref")[0])
         found = [self._known_formats(self._own(place), place)]
         for keyword in REFERENCES:
             if keyword in schema:
-                target = self.references.target(place, keyword)
-                if keyword != "$ref" and self.references.ambiguous(place.schema[keyword]):
-                    self.check(f"{place.pointer}/{keyword}")  # its target depends on the way to it
-                found = self.both(found, self.place(target), f"{place.pointer}/{keyword}")
+                found = self.both(found, self._referred(place, keyword), f"{place.pointer}/{keyword}")
         for member in members(place, "allOf"):
             found = self.both(found, self.place(member), member.pointer)
         if "anyOf" in schema:
@@ -192,16 +193,27 @@ class Reader:
             found = self._unless(found, *negated(self, inner), inner.pointer)
         found = self._dependencies(place, found)
         if "unevaluatedProperties" in schema:
-            found = [self._without_others(place, facts) for facts in found]
+            found = self._without_others(place, found)
         if "unevaluatedItems" in schema:
             found = [self._without_more(place, facts) for facts in found]
         return found
+
+    def _referred(self, place: Subschema, keyword: str) -> list[Facts]:
+        """Return the alternatives of a reference: those of all its possible targets."""
+        targets = self.references.targets(place, keyword)
+        if len(targets) > 1:
+            self.check(f"{place.pointer}/{keyword}")
+            # A target that contains the reference, for the same value, would have no end.
+            targets = [target for target in targets if target.pointer not in self.reading]
+        return joined_values([facts for target in targets for facts in self.place(target)])
 
     def _own(self, place: Subschema) -> Facts:
         def ignored(keyword: str, place: Subschema) -> None:
             reason = NOT_ENFORCED.get(keyword)
             if reason is None:
                 self.warn(f"the keyword {keyword!r} is unknown and was ignored", place)
+            elif self.references.draft in (6, 7) and place.schema[keyword] == CHECKED_CONTENT.get(keyword):
+                self.check(f"{place.pointer}/{keyword}")
             else:
                 self.warn(f"the keyword {keyword!r} is not enforced: {reason}", place)
 
@@ -237,7 +249,8 @@ class Reader:
         outcomes = {
             keyword: self.place(place.child(place.schema.get(keyword, True), keyword)) for keyword in ("then", "else")
         }
-        if not place.schema.keys() & {"then", "else"}:
+        # Alone, a condition matters only for the members that it evaluates.
+        if not place.schema.keys() & {"then", "else", "unevaluatedProperties"}:
             return found
         yes = self.both(self.place(condition), outcomes["then"], pointer)
         others, exact = negated(self, condition)
@@ -265,17 +278,25 @@ class Reader:
                 found = self.both(found, [absent, *then], needed.pointer)
         return found
 
-    def _without_others(self, place: Subschema, facts: Facts) -> Facts:
+    def _without_others(self, place: Subschema, found: list[Facts]) -> list[Facts]:
         """Apply unevaluatedProperties: each alternative lists the members that it has evaluated."""
-        if any(shape.others is not None for shape in facts.properties):
-            return facts
-        if place.schema.keys() & {"not", "if", "anyOf", "dependentSchemas"}:
+        # Alternatives may hold together. Then a member is evaluated if any of them does.
+        together = bool(place.schema.keys() & {"not", "if", "anyOf", "dependentSchemas"})
+        if together:
             self.check(f"{place.pointer}/unevaluatedProperties")
-        names = {name: _true(place) for shape in facts.properties for name in shape.named}
-        patterns = {pattern: _true(place) for shape in facts.properties for pattern, _ in shape.patterns}
         others = place.child(place.schema["unevaluatedProperties"], "unevaluatedProperties")
-        shape = Properties(names, tuple(patterns.items()), others, open=others.schema is not False)
-        return replace(facts, about=facts.about | {"object"}, properties=(*facts.properties, shape))
+        changed: list[Facts] = []
+        for facts in found:
+            if any(shape.others is not None for shape in facts.properties):
+                changed.append(facts)
+                continue
+            shapes = [shape for each in (found if together else [facts]) for shape in each.properties]
+            names = {name: _true(place) for shape in shapes for name in shape.named}
+            patterns = {pattern: _true(place) for shape in shapes for pattern, _ in shape.patterns}
+            shape = Properties(names, tuple(patterns.items()), others, open=others.schema is not False)
+            about = facts.about | {"object"}
+            changed.append(replace(facts, about=about, properties=(*facts.properties, shape)))
+        return changed
 
     def _without_more(self, place: Subschema, facts: Facts) -> Facts:
         if any(shape.rest is not None for shape in facts.items):
