@@ -4,10 +4,9 @@ from typing import Any
 
 from gesso.constraints.schema.compiler import Compiler
 from gesso.constraints.schema.facts import Contains, Facts, Subschema, identity, type_of
+from gesso.constraints.schema.orders import MAX_SET, in_any_order
 from gesso.constraints.term import EMPTY, NOTHING, Term
 from gesso.constraints.terms import alt, optional, repeat, seq
-
-MAX_SET = 10  # different values in any order
 
 
 def array_term(compiler: Compiler, facts: Facts) -> Term:
@@ -85,29 +84,6 @@ def _different(compiler: Compiler, facts: Facts, low: int, high: int | None) -> 
         return compiler.writer.within("[]", _list(compiler.writer.comma, compiler.value(places), low, high))
     parts = [compiler.writer.value(value) for value in values.values()]
     return compiler.writer.within("[]", in_any_order(parts, 0, low, high, compiler.writer.comma, NOTHING))
-
-
-def in_any_order(parts: list[Term], required: int, low: int, high: int | None, comma: Term, free: Term) -> Term:
-    """Return `low` to `high` of some parts, each at most once, in any order, with commas between them.
-
-    `required` is a set of parts that must be there, with bit i for part i. `free` may be repeated anywhere; if it is
-    given, it is not counted.
-    """
-    known: dict[int, Term] = {}
-    most = len(parts) if high is None else high
-    extra = repeat(seq(comma, free), 0, None)
-
-    def after(used: int) -> Term:
-        if used not in known:
-            found: list[Term] = [EMPTY] if not required & ~used and used.bit_count() >= low else []
-            if used.bit_count() < most:
-                left = [i for i in range(len(parts)) if not used >> i & 1]
-                found += [seq(comma, parts[i], after(used | 1 << i)) for i in left]
-            known[used] = seq(extra, alt(found))
-        return known[used]
-
-    first = [seq(part, after(1 << i)) for i, part in enumerate(parts) if most > 0]
-    return alt([*first, seq(free, after(0)), EMPTY if not required and low == 0 else NOTHING])
 
 
 def _containing(compiler: Compiler, facts: Facts, low: int, high: int | None) -> Term | None:

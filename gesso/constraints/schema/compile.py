@@ -66,7 +66,7 @@ class _Compiler:
 
     def __init__(self, reader: Reader, dialect: Dialect, options: SchemaOptions) -> None:
         self.reader, self.options = reader, options
-        self.writer = Writer.of(dialect, whitespace=options.whitespace)
+        self.writer = Writer.of(dialect, whitespace=options.whitespace, any_order=options.any_order)
         self.known: dict[tuple[str, ...], Term] = {}
         self.parts: dict[Term, Rule] = {}
         self.made: list[Rule] = []  # the parts of the present rule

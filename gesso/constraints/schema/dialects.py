@@ -9,6 +9,7 @@ from typing import Any
 
 from gesso.chat import answer
 from gesso.constraints.charset import ANY, Ranges, char_class, chars, minus, union
+from gesso.constraints.schema.orders import MAX_SET, in_any_order
 from gesso.constraints.term import EMPTY, NOTHING, Term
 from gesso.constraints.terms import alt, literal, one_of, optional, repeat, seq
 
@@ -161,11 +162,13 @@ class Writer:
     dialect: Dialect
     space: Term
     after: Term  # `,` and `:`
+    any_order: bool  # of the members of a given object
 
     @classmethod
-    def of(cls, dialect: Dialect, *, whitespace: bool) -> "Writer":
+    def of(cls, dialect: Dialect, *, whitespace: bool, any_order: bool = False) -> "Writer":
         space = repeat(one_of(sum(1 << ord(c) for c in " \t\r\n")), 0, MAX_WHITESPACE) if whitespace else EMPTY
-        return cls(dialect, space, space if whitespace else optional(literal(" ")))
+        after = space if whitespace else optional(literal(" "))
+        return cls(dialect=dialect, space=space, after=after, any_order=any_order)
 
     @cached_property
     def comma(self) -> Term:
@@ -194,7 +197,11 @@ class Writer:
         if isinstance(value, list | tuple):
             return self.within("[]", self.joined(map(self.value, value)))
         if isinstance(value, Mapping):
-            return self.within("{}", self.joined(self.member(key, self.value(inner)) for key, inner in value.items()))
+            members = [self.member(key, self.value(inner)) for key, inner in value.items()]
+            if self.any_order and len(members) <= MAX_SET:
+                every = (1 << len(members)) - 1
+                return self.within("{}", in_any_order(members, every, 0, None, self.comma, NOTHING))
+            return self.within("{}", self.joined(members))
         if isinstance(value, bool) or value is None:
             return literal(json.dumps(value))
         if value == int(value) and abs(value) < 10**16:

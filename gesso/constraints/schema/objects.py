@@ -2,9 +2,9 @@
 
 from itertools import combinations
 
-from gesso.constraints.schema.arrays import MAX_SET, in_any_order
 from gesso.constraints.schema.compiler import Compiler
 from gesso.constraints.schema.facts import Facts, Subschema
+from gesso.constraints.schema.orders import fits_any_order, in_any_order
 from gesso.constraints.schema.strings import matches, pattern_content, string_content
 from gesso.constraints.term import EMPTY, FAR, NOTHING, Term
 from gesso.constraints.terms import alt, both, complement, repeat, seq
@@ -81,7 +81,7 @@ class _Object:
         """Return any further member."""
         shapes = self.facts.properties
         closed = any(shape.closed and not shape.patterns for shape in shapes)
-        declared = any(shape.named for shape in shapes)
+        declared = any(shape.named for shape in shapes) and self.low <= len(names)
         if closed or (declared and not self.compiler.options.open and not any(shape.open for shape in shapes)):
             return NOTHING
         text = [self.dialect.free_content]
@@ -120,7 +120,8 @@ class _Object:
         if (high is not None and high < len(required)) or (free is NOTHING and low > len(names)):
             return NOTHING
         limited = low > max(len(required), 1) or (high is not None and (free is not NOTHING or high < len(names)))
-        if self.compiler.options.any_order and len(names) <= MAX_SET and not (limited and free is not NOTHING):
+        counted = limited and free is not NOTHING
+        if self.compiler.options.any_order and names and fits_any_order(len(names), low, high, counted=counted):
             bits = sum(1 << i for i, name in enumerate(names) if name in required)
             return in_any_order(list(members.values()), bits, low if limited else min(low, 1), high, comma, free)
         if self.compiler.options.any_order and len(names) > 1:
