@@ -1,6 +1,6 @@
 """Presets in files: the settings that `gesso tune --out FILE` found, or some of your own.
 
-    {"diffusion": {"steps": 12, "sampler": "confidence-threshold", "eos_settles": true}}
+    {"diffusion": {"steps": 12, "entropy_bound": 0.3, "eos_settles": true}}
 
 Settings that a file does not name have the defaults of `Diffusion`, as in the built-in presets. `tuning` says where the
 settings come from, and has no effect.

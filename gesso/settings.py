@@ -11,32 +11,19 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from gesso.checks import integer, number, shown
 from gesso.errors import InputError
+from gesso.removed import REMOVED
+from gesso.rules import NEEDS, Rule
 
-SamplerName = Literal[
-    "entropy-bound",
-    "confidence-threshold",
-    "stable-tokens",
-    "credit",
-    "informed-corrector",
-    "ancestral",
-    "predictor-corrector",
-    "ddim",
-    "argmax",
-    "autoregressive",
-    "verified",
-]
-StoppingName = Literal["stable", "top-2-gap", "schedule", "plateau", "fixed"]
-# Fields of a prediction that are computed only if a sampler or stopping rule names them in its attribute `needs`; see
-# `gesso.diffusion.prediction`.
-Need = Literal["top", "current", "logits"]
+SamplerName = Literal["entropy-bound", "autoregressive", "verified"]
+StoppingName = Literal["stable", "fixed"]
 PresetName = Literal["quality", "balanced", "fast", "laptop", "verified"]
 DecodeName = Literal["auto", "canvas", "tokens"]
 SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)
 BY_TOKEN: tuple[SamplerName, ...] = ("autoregressive", "verified")  # the causal encoder decides every token
 STOPPINGS: tuple[StoppingName, ...] = get_args(StoppingName)
-NEEDS: tuple[Need, ...] = get_args(Need)
 DECODES: tuple[DecodeName, ...] = get_args(DecodeName)
-Custom = Callable[..., Any]  # an object that follows the Protocol `Sampler` or `Stopping` of `gesso.diffusion`
+Custom = Rule | Callable[..., Any]  # a `Sampler` or `Stopping` of `gesso.diffusion`, or a function like them
+BASES: Mapping[str, str] = MappingProxyType({"sampler": "moment.Sampler", "stopping": "stopping.Stopping"})
 T = TypeVar("T")
 
 
@@ -65,8 +52,11 @@ class Setting:
         elif self.kind == "boolean":
             if not isinstance(value, bool):
                 raise InputError(f"{name} must be true or false, got {shown(value)}")
-        elif not (value in self.choices if isinstance(value, str) else self.custom and callable(value)):
-            raise InputError(f"{name} must be one of {', '.join(self.choices)}, got {shown(value)}")
+        elif self.custom and not isinstance(value, str):
+            check_rule(value, self.name)
+        elif value not in self.choices:
+            expected = f"{name} must be one of {', '.join(self.choices)}, got {shown(value)}"
+            raise InputError(REMOVED.get(value, expected) if isinstance(value, str) else expected)
 
     def parse(self, text: str) -> Any:
         """Convert a command-line argument. Text of another type is returned as it is; `check` rejects it."""
@@ -93,6 +83,23 @@ class Setting:
         return " to ".join(f"{bound:,}" if self.kind == "integer" else f"{bound:g}" for bound in self.bounds)
 
 
+def check_rule(rule: Any, kind: str) -> None:
+    """Reject an object that is neither a function nor a rule for the setting `kind`: sampler or stopping."""
+    if not isinstance(rule, Rule):
+        if not callable(rule) or hasattr(rule, "needs"):
+            raise InputError(
+                f"diffusion setting {kind} must be a name, a function, or an object of a class that derives from "
+                f"gesso.diffusion.{BASES[kind]}, got {shown(rule)}"
+            )
+    elif rule.kind != kind:
+        raise InputError(f"diffusion setting {kind} got {shown(rule)}, which is a rule for {rule.kind}")
+    elif unknown := {*rule.needs} - {*NEEDS}:
+        raise InputError(
+            f"diffusion setting {kind}: needs must be among {', '.join(NEEDS)}, got "
+            f"{shown(sorted(map(str, unknown)))}; compute other statistics from the logits"
+        )
+
+
 def setting(default: T, help: str, **metadata: Any) -> T:
     """Declare a field of `Diffusion`; `metadata` are further fields of `Setting`."""
     return field(default=default, metadata={"help": help, **metadata})
@@ -102,7 +109,7 @@ def setting(default: T, help: str, **metadata: Any) -> T:
 class Diffusion:
     """How a canvas is denoised. Python, the command line and HTTP use the same names.
 
-    `sampler` and `stopping` are names, or objects that follow the Protocols `Sampler` and `Stopping` of
+    `sampler` and `stopping` are names, functions, or objects of classes that derive from `Sampler` and `Stopping` in
     `gesso.diffusion`. Beyond the bounds, float32 arithmetic overflows or a request takes longer than anyone waits.
     """
 
@@ -158,18 +165,6 @@ class Diffusion:
     settle: int = setting(
         0, "Unchanged steps after which a prefix is final. 0: a canvas is final as a whole.", bounds=(0, 1000)
     )
-    slide: int = setting(
-        0,
-        "Final tokens from which on they are committed before the rest of the canvas. 0: a canvas is committed as a "
-        "whole.",
-        bounds=(0, 4096),
-    )
-    accept_ratio: float = setting(
-        1.0,
-        "Sampler verified: also accept a drafted token that is at least this many times as likely as the likeliest "
-        "one. 1: only the token that would be drawn.",
-        bounds=(0.0, 1.0),
-    )
 
     def __post_init__(self) -> None:
         for declared in SETTINGS.values():
@@ -178,14 +173,6 @@ class Diffusion:
             raise InputError(
                 f"diffusion setting t_max must be a number not below t_min ({self.t_min}), got {self.t_max}"
             )
-        for rule in (self.sampler, self.stopping):
-            if unknown := {*getattr(rule, "needs", ())} - {*NEEDS}:
-                raise InputError(
-                    f"needs of a sampler or stopping rule must be among {', '.join(NEEDS)}, "
-                    f"got {shown(sorted(map(str, unknown)))}"
-                )
-        if self.slide and not self.settle:
-            raise InputError("diffusion setting slide must be 0 without settle, which makes a prefix final; set settle")
         fixed: DiffusionOptions = NEXT_TOKEN if self.autoregressive else ONE_STEP if self.verified else {}
         for name, required in fixed.items():
             if (value := getattr(self, name)) != required:
@@ -238,8 +225,6 @@ class DiffusionOptions(TypedDict, total=False):
     canvas_length: int | None
     eos_settles: bool
     settle: int
-    slide: int
-    accept_ratio: float
 
 
 def _kind(annotation: Any) -> str:
@@ -297,8 +282,12 @@ OPTIONS: Mapping[str, Setting] = MappingProxyType({"preset": PRESET, **SETTINGS}
 
 def unknown_settings(names: Iterable[str], also: Iterable[str] = ()) -> str:
     """Return the error message for unknown setting names; `also` are other names that the caller accepts."""
+    names = sorted(names)
+    for name in names:
+        if name in REMOVED:
+            return REMOVED[name]
     others = f"; other options are {', '.join(also)}" if also else ""
-    return f"unknown diffusion setting {', '.join(sorted(names))}; known are {', '.join(SETTINGS)}{others}"
+    return f"unknown diffusion setting {', '.join(names)}; known are {', '.join(SETTINGS)}{others}"
 
 
 def choose(

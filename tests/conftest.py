@@ -40,7 +40,7 @@ SLOW = {
     "checkpoint/test_malformed.py", "checkpoint/test_push.py", "cli/test_chat.py", "cli/test_cli.py",
     "cli/test_completion.py", "cli/test_distill.py", "cli/test_models.py", "cli/test_rewriting.py",
     "cli/test_sudoku.py", "cli/test_train.py", "cli/test_train_data.py", "constraints/test_guide.py",
-    "constraints/test_hostile.py", "constraints/test_pins.py", "diffusion/test_samplers.py",
+    "constraints/test_hostile.py", "constraints/test_pins.py", "diffusion/test_rules.py",
     "diffusion/test_settle.py", "distill/test_record.py", "docs/test_code.py", "docs/test_examples.py",
     "docs/test_outputs.py", "docs/test_site.py", "docs/test_training.py", "engine/test_adapters.py",
     "engine/test_ending.py", "engine/test_engine.py", "engine/test_faults.py", "engine/test_final_text.py",

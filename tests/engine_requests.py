@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from examples.samplers import rules
 from gesso.engine.events import Done, Failed
 from gesso.engine.request import Request
 from gesso.settings import Diffusion
@@ -35,9 +36,9 @@ def other_requests():
     return [
         request(prompt=PROMPT * 3, seed=11, max_new_tokens=48),
         request(prompt=(2,), seed=12, max_new_tokens=7),
-        request(prompt=tuple(range(128, 328)), seed=13, diffusion=replace(SMALL, sampler="argmax")),
-        request(seed=14, diffusion=replace(SMALL, sampler="ancestral", canvas_length=9)),
+        request(prompt=tuple(range(128, 328)), seed=13, diffusion=replace(SMALL, sampler=rules.Argmax())),
+        request(seed=14, diffusion=replace(SMALL, sampler=rules.Ancestral(), canvas_length=9)),
         request(seed=15, diffusion=replace(SMALL, canvas_length=33, steps=4)),
         request(seed=16, pins={0: 140, 17: 141}),
-        request(prompt=PROMPT[:2], seed=17, diffusion=replace(SMALL, sampler="ddim", stopping="fixed")),
+        request(prompt=PROMPT[:2], seed=17, diffusion=replace(SMALL, sampler=rules.Ddim(), stopping="fixed")),
     ]

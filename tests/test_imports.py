@@ -13,7 +13,7 @@ from tests.conftest import CORE, SLOW, TESTS
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "gesso"
 
-BASE = {"errors", "checks", "files", "printable", "settings"}
+BASE = {"errors", "checks", "files", "printable", "removed", "rules", "settings"}
 IMAGES = BASE | {"images"}
 MODEL = BASE | {"model"}
 CHECKPOINT = MODEL | {"checkpoint", "bundled"}
@@ -27,6 +27,8 @@ BELOW = {
     "checks": {"errors"},
     "files": {"errors"},
     "printable": set(),
+    "removed": set(),
+    "rules": set(),
     "own_code": {"errors"},
     "settings": BASE,
     "images": BASE,
@@ -53,7 +55,7 @@ BELOW = {
     "trace": API | {"serve"},
     "distill": API | {"train", "eval"},
     "bench": API | {"serve", "train", "eval", "info"},
-    "cli": API | {"serve", "train", "eval", "distill", "info", "trace", "bench"},
+    "cli": API | {"own_code", "serve", "train", "eval", "distill", "info", "trace", "bench"},
 }
 
 

@@ -12,7 +12,7 @@ from gesso.presets import read_preset, resolved, write_preset
 from gesso.serve.openai.text_fields import CompletionFields
 from gesso.settings import NEXT_TOKEN, PRESETS
 
-TUNED = Diffusion(steps=7, entropy_bound=0.3, t_max=0.6, sampler="confidence-threshold", eos_settles=True, greed=0.5)
+TUNED = Diffusion(steps=7, entropy_bound=0.3, t_max=0.6, eos_settles=True, greed=0.5)
 ALL = [*PRESETS.values(), TUNED, Diffusion(sampler="autoregressive", **NEXT_TOKEN), Diffusion(canvas_length=32)]
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import gesso
+from examples.samplers import rules
 from gesso.errors import InputError
 from gesso.eval import Item, PythonInfill, Structured, Sudoku, Task
 from gesso.eval.estimate import Estimate, estimate
@@ -50,8 +51,10 @@ COLUMNS = (
 ROWS: Mapping[str, Mapping[str, Any]] = {
     DEFAULT: {},
     **{name: {"sampler": name} for name in SAMPLERS},
+    **{name: {"sampler": rule} for name, rule in rules.SAMPLERS.items()},
     **{f"{name}, greedy": {"sampler": name, "greed": 1.0} for name in SAMPLERS if writes_tokens(name)},
     **{f"stopping {name}": {"stopping": name} for name in STOPPINGS},
+    **{f"stopping {name}": {"stopping": rule} for name, rule in rules.STOPPINGS.items()},
 }
 
 

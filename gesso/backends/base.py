@@ -152,15 +152,12 @@ class Backend(Protocol):
         key_T2: Tensor,
         lengths: Sequence[int],
         soft: bool = True,
-        top: bool = False,
-        current_T: Tensor | None = None,
         likely: bool = False,
     ) -> Prediction:
         """Return the predictions of canvases of these lengths. Candidates are drawn with the keys of `HashDraws`.
 
-        Without `soft`, no self-conditioning is computed. With `top`, the prediction has the most probable tokens. With
-        `current_T`, the tokens on the canvases, it has their probabilities. With `likely`, it has more of the most
-        probable tokens, with their logits.
+        Without `soft`, no self-conditioning is computed. With `likely`, the prediction has the most probable tokens,
+        with their logits.
         """
         ...
 

@@ -85,22 +85,20 @@ class TorchBackend:
         key_T2: Tensor,
         lengths: Sequence[int],
         soft: bool = True,
-        top: bool = False,
-        current_T: Tensor | None = None,
         likely: bool = False,
     ) -> Prediction:
         rows = max(1, CHUNK_BYTES // (4 * self.model.config.vocab_size))
-        given = [hidden_TH, temperature_T, key_T2, *([] if current_T is None else [current_T])]
         predictions = []
+        given = hidden_TH, temperature_T, key_T2
         for segment in zip(*(tensor.split(list(lengths)) for tensor in given), strict=True):
-            for hidden_RH, temperature_R, key_R2, *current in zip(*(part.split(rows) for part in segment), strict=True):
+            for hidden_RH, temperature_R, key_R2 in zip(*(part.split(rows) for part in segment), strict=True):
                 logits_RV = self.logits(hidden_RH)
-                found_RK = top_tokens(logits_RV, LIKELY) if likely else None
-                found_logit_RK = None if found_RK is None else logits_RV.take_along_dim(found_RK, -1)
+                likely_RK = top_tokens(logits_RV, LIKELY) if likely else None
+                likely_logit_RK = None if likely_RK is None else logits_RV.take_along_dim(likely_RK, -1)
                 logits_RV.div_(temperature_R[:, None])
                 candidate_R = draw(logits_RV, key_R2)
-                prediction = summarize(self.model, logits_RV, candidate_R, soft, top, *current)
-                predictions.append(replace(prediction, likely_CK=found_RK, likely_logit_CK=found_logit_RK))
+                prediction = summarize(self.model, logits_RV, candidate_R, soft)
+                predictions.append(replace(prediction, likely_CK=likely_RK, likely_logit_CK=likely_logit_RK))
                 del logits_RV  # before the next ones
         return Prediction.cat(predictions)
 
@@ -131,17 +129,10 @@ class TorchBackend:
 
 
 @torch.no_grad()
-def summarize(
-    model: DiffusionGemma,
-    logits_TV: Tensor,
-    candidate_T: Tensor,
-    soft: bool = True,
-    top: bool = False,
-    current_T: Tensor | None = None,
-) -> Prediction:
+def summarize(model: DiffusionGemma, logits_TV: Tensor, candidate_T: Tensor, soft: bool = True) -> Prediction:
     """Return the prediction of a step from its logits: softcapped and divided by the temperature.
 
-    See `Backend.predict` for `soft`, `top` and `current_T`.
+    Without `soft`, it has no self-conditioning.
     """
     argmax_T = argmax(logits_TV)
     below_TV = (logits_TV - logits_TV.take_along_dim(argmax_T[:, None], -1)).clamp_(min=LEAST)
@@ -149,7 +140,6 @@ def summarize(
     confidence_T = probability_TV.take_along_dim(argmax_T[:, None], -1).squeeze(-1)
     with fast_products():
         soft_TH = model.expected_embedding(probability_TV) if soft else None
-    top_TK = top_tokens(logits_TV) if top else None
     return Prediction(
         candidate_C=candidate_T,
         argmax_C=argmax_T,
@@ -157,9 +147,6 @@ def summarize(
         # log p = below + log(confidence), and the probabilities add up to 1.
         entropy_C=-(confidence_T.log() + below_TV.mul_(probability_TV).sum(-1)),
         soft_CH=soft_TH,
-        top_CK=top_TK,
-        top_probability_CK=None if top_TK is None else probability_TV.take_along_dim(top_TK, -1),
-        current_C=None if current_T is None else probability_TV.take_along_dim(current_T[:, None], -1).squeeze(-1),
     )
 
 

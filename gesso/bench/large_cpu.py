@@ -5,6 +5,7 @@ bytes per token and the share of the read bandwidth that was measured in the sam
 """
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,7 +25,9 @@ WARM = 4  # tokens that are not timed
 PASSES = 2  # timed steps of a canvas
 
 
-def measure(g: Any, seconds_to_load: float, bandwidth: float, *, prompt: int, new: int, sampler: str) -> dict[str, Any]:
+def measure(
+    g: Any, seconds_to_load: float, bandwidth: float, *, prompt: int, new: int, rules: Mapping[str, Any]
+) -> dict[str, Any]:
     """Measure a loaded model on a machine that reads `bandwidth` bytes per second.
 
     Prompts have `prompt` tokens. At most TOKENS of the `new` ones are written, one by one.
@@ -45,7 +48,7 @@ def measure(g: Any, seconds_to_load: float, bandwidth: float, *, prompt: int, ne
         "share_of_bandwidth": rate * size / bandwidth,
         "prefill": [{"tokens": PREFILL, "tokens_per_second": PREFILL / read}],
         "canvases": [
-            {"canvas": length, "ms_a_step": 1e3 * _step_seconds(g, prompt, length, sampler)} for length in lengths
+            {"canvas": length, "ms_a_step": 1e3 * _step_seconds(g, prompt, length, rules)} for length in lengths
         ],
     }
     resident, peak = resident_bytes()
@@ -94,8 +97,8 @@ def _prefill_seconds(g: Any, tokens: int) -> float:
     return _passes(g, tokens, 1, sampler="autoregressive")[0]
 
 
-def _step_seconds(g: Any, prompt: int, length: int, sampler: str) -> float:
-    options = {"steps": 1 + PASSES, "stopping": "fixed", "canvas_length": length, "sampler": sampler}
+def _step_seconds(g: Any, prompt: int, length: int, rules: Mapping[str, Any]) -> float:
+    options = {"steps": 1 + PASSES, "canvas_length": length, **rules}
     return min(_passes(g, prompt, length, **options)[1:])  # the first reads the prompt and has no self-conditioning
 
 

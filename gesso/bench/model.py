@@ -9,7 +9,7 @@ such copies in the same run.
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ from gesso.model.transformer import DiffusionGemma
 from gesso.settings import BY_TOKEN, SETTINGS
 
 STEPS = 16
-SAMPLER = SETTINGS["sampler"].default
+# The rules of the measured canvases, as settings.
+RULES: Mapping[str, Any] = {"sampler": SETTINGS["sampler"].default, "stopping": "fixed"}
 # Batch sizes, prompt, new tokens, prefills, autoregressive tokens. On a GPU: as peers publish them. On a CPU: a minute.
 USUAL = {"cuda": ((1, 2, 4, 8), 1024, 1024, (512, 8192, 32768), 128), "cpu": ((1,), 64, 256, (512,), 16)}
 
@@ -47,13 +48,13 @@ RUNS = {"cuda": 3, "cpu": 1}
 def bench(
     name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
     batches: str | None, prompt: int | None, new: int | None, peer: str | None, adapters: int = 0, rank: int = 16,
-    threads: int | None = None, sampler: str = SAMPLER,
+    threads: int | None = None, rules: Mapping[str, Any] = RULES,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure a model. Missing sizes are those of USUAL for the device.
 
     adapters: how many random adapters to measure again with, of this rank.
     """
-    check_sampler(sampler)
+    check_rules(rules)
     if peer not in (None, "transformers", "llama.cpp"):
         raise InputError(f"--peer must be transformers or llama.cpp, got {peer!r}")
     if peer == "llama.cpp":
@@ -80,7 +81,7 @@ def bench(
         tokens=usual[4],
         adapters=adapters,
         rank=rank,
-        sampler=sampler,
+        rules=rules,
     )
     if peer is not None:
         random = isinstance(name, str) and random_weights.is_random(name)
@@ -98,11 +99,17 @@ def bench(
     return found
 
 
-def check_sampler(sampler: str) -> None:
-    """Reject a sampler that cannot be measured, before any weights are loaded."""
-    SETTINGS["sampler"].check(sampler)
-    if sampler in BY_TOKEN:
-        raise InputError(f"--sampler must be one that denoises canvases; {sampler} decoding is measured beside it")
+def check_rules(rules: Mapping[str, Any]) -> None:
+    """Reject rules that cannot be measured, before any weights are loaded."""
+    for name, rule in rules.items():
+        SETTINGS[name].check(rule)
+    if (sampler := rules["sampler"]) in BY_TOKEN:
+        raise InputError(f"--sampler must be one that denoises canvases; {sampler} decoding is measured anyway")
+
+
+def rule_name(rule: Any) -> str:
+    """Return the name of a built-in rule, or the class or function of another one."""
+    return rule if isinstance(rule, str) else getattr(rule, "__name__", type(rule).__name__)
 
 
 def sizes_in(text: str | None) -> tuple[int, ...]:
@@ -184,7 +191,7 @@ def draw(found: dict[str, Any]) -> str:
 
 def measure(
     load: Callable[[], Any], *, batches: Sequence[int], prompt: int, new: int, prefills: Sequence[int], tokens: int,
-    adapters: int = 0, rank: int = 16, sampler: str = SAMPLER,
+    adapters: int = 0, rank: int = 16, rules: Mapping[str, Any] = RULES,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the model that `load` returns. `tokens` are generated autoregressively.
 
@@ -197,10 +204,10 @@ def measure(
     loaded = time.perf_counter()
     if device.type == "cpu" and large_cpu.weight_bytes(g.model) >= LEAST_BYTES:
         speed = read_speed(device, READ_VALUES["cpu"])
-        return large_cpu.measure(g, loaded - began, speed, prompt=prompt, new=new, sampler=sampler)
+        return large_cpu.measure(g, loaded - began, speed, prompt=prompt, new=new, rules=rules)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    _write(g, 1, prompt, 2 * g.config.canvas_length, sampler, same=True)
+    _write(g, 1, prompt, 2 * g.config.canvas_length, rules, same=True)
     wait(device)
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device)
@@ -211,7 +218,7 @@ def measure(
         "prompt": prompt,
         "new": new,
         "steps": STEPS,
-        "sampler": sampler,
+        **{name: rule_name(rule) for name, rule in rules.items()},
         "canvas": g.config.canvas_length,
         "adapters": adapters,
         "rank": rank,
@@ -228,7 +235,7 @@ def measure(
         copies = copy_speed(held)
         found |= {"streamed_layers": len(held.layers), "copied_GB_a_step": held.nbytes / 1e9, "copy_GBps": copies / 1e9}
         found["floor_ms"] = max(found["floor_ms"], held.nbytes / copies * 1e3)
-    found["batches"] = [_batch(g, size, prompt, new, sampler) for size in batches]
+    found["batches"] = [_batch(g, size, prompt, new, rules) for size in batches]
     for row in found["batches"]:
         row["share_of_floor"] = found["floor_ms"] / row["ms_a_step"]
     found["prefill"] = [_prefill(g, length) for length in prefills if length < longest]
@@ -236,14 +243,16 @@ def measure(
     found["verified_passes_per_second"] = _by_token(g, prompt, tokens, "verified") if tokens else None
     names = attach_random(g, adapters, rank)
     for row in found["batches"] if names else ():
-        adapted = _batch(g, row["batch"], prompt, new, sampler, names)
+        adapted = _batch(g, row["batch"], prompt, new, rules, names)
         row |= {f"adapted_{key}": adapted[key] for key in ("ms_a_step", "tokens_per_second")}
     if device.type == "cuda":
         found["peak_memory_GB"] = torch.cuda.max_memory_allocated(device) / 1e9
     return found
 
 
-def _batch(g: Any, size: int, prompt: int, new: int, sampler: str, adapters: Sequence[str] = ()) -> dict[str, Any]:
+def _batch(
+    g: Any, size: int, prompt: int, new: int, rules: Mapping[str, Any], adapters: Sequence[str] = ()
+) -> dict[str, Any]:
     """Measure one batch size after equal runs that compile and capture everything. Figures are medians of RUNS runs.
 
     A pass that commits a canvas and begins the next is captured only after it has recurred several times.
@@ -254,9 +263,9 @@ def _batch(g: Any, size: int, prompt: int, new: int, sampler: str, adapters: Seq
     """
     runs = range(RUNS[g.model.device.type])
     for same in (True, False):
-        _write(g, size, prompt, new, sampler, adapters, same=same)
-    waited = [_write(g, size, prompt, new, sampler, adapters, same=True, waiting=True)[0] for _ in runs]
-    together = [_write(g, size, prompt, new, sampler, adapters) for _ in runs]
+        _write(g, size, prompt, new, rules, adapters, same=same)
+    waited = [_write(g, size, prompt, new, rules, adapters, same=True, waiting=True)[0] for _ in runs]
+    together = [_write(g, size, prompt, new, rules, adapters) for _ in runs]
     steps = [statistics.median(each) for each in waited]
     step = statistics.median(steps)
     return {
@@ -271,7 +280,7 @@ def _batch(g: Any, size: int, prompt: int, new: int, sampler: str, adapters: Seq
 
 
 def _write(
-    g: Any, size: int, prompt: int, new: int, sampler: str, adapters: Sequence[str] = (), *,
+    g: Any, size: int, prompt: int, new: int, rules: Mapping[str, Any], adapters: Sequence[str] = (), *,
     same: bool = False, waiting: bool = False,
 ) -> tuple[list[float], float]:  # fmt: skip
     """Return the seconds of each pass with a denoising step, and of the whole run.
@@ -279,7 +288,7 @@ def _write(
     Requests take the adapters in turn. With `waiting`, the host waits for the device after every pass; otherwise only
     at the end of a canvas. The prompts are new ones or the `same` in every call.
     """
-    options: dict[str, Any] = {"steps": STEPS, "stopping": "fixed", "sampler": sampler}
+    options: dict[str, Any] = {"steps": STEPS, **rules}
     for i, request in enumerate(requests(g, size, prompt, new, same=same, **options)):
         g.engine.submit(replace(request, adapter=adapters[i % len(adapters)] if adapters else None))
     steps, began = [], time.perf_counter()

@@ -6,7 +6,7 @@ kernels count in full; `between_ms` is the time in which nothing ran.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -19,7 +19,7 @@ from gesso import loading
 from gesso.bench.adapters import attach_random
 from gesso.bench.device import wait
 from gesso.bench.groups import group_bytes, groups
-from gesso.bench.model import READ_VALUES, SAMPLER, STEPS, USUAL, check_sampler, read_speed, sizes_in
+from gesso.bench.model import READ_VALUES, RULES, STEPS, USUAL, check_rules, read_speed, sizes_in
 from gesso.bench.requests import requests
 from gesso.errors import InputError
 
@@ -40,10 +40,10 @@ class Span:
 def measure(
     name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
     batches: str | None, prompt: int | None, adapters: int = 0, rank: int = 16, threads: int | None = None,
-    sampler: str = SAMPLER,
+    rules: Mapping[str, Any] = RULES,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure steps. adapters: how many random adapters the requests take in turn, of this rank."""
-    check_sampler(sampler)
+    check_rules(rules)
     sizes = sizes_in(batches) or (1,)
     if len(sizes) != 1:
         raise InputError(f"bench step takes one batch size, got {batches!r}")
@@ -63,7 +63,7 @@ def measure(
     )
     new = (WARM + 1) * g.config.canvas_length
     names = attach_random(g, adapters, rank) if adapters else [None]
-    options: dict[str, Any] = {"steps": STEPS, "stopping": "fixed", "sampler": sampler}
+    options: dict[str, Any] = {"steps": STEPS, **rules}
     made = requests(g, batch, prompt or USUAL[where.type][1], new, **options)
     for request, adapter in zip(made, cycle(names), strict=False):
         g.engine.submit(replace(request, adapter=adapter))

@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 import gesso
-from gesso.cli.options import ModelOptions, with_options
+from gesso.cli.options import ModelOptions, rule_of, with_options
 from gesso.cli.progress import show_progress
 from gesso.cli.terminal import print_json, print_styled
 from gesso.errors import InputError
 from gesso.info.allocator import allocator_settings
+from gesso.settings import SETTINGS
 
 SUBJECTS = ("model", "step", "kernels", "images", "train", "constraints", "schemas", "serve")
 
@@ -46,7 +47,12 @@ def bench(
     constrained: Annotated[
         bool, typer.Option("--constrained", help="model: measure steps under a JSON schema beside free ones instead.")
     ] = False,
-    sampler: Annotated[str, typer.Option(help="model, step: sampler of the canvases.")] = "entropy-bound",
+    sampler: Annotated[
+        str, typer.Option(metavar="NAME|MODULE:NAME", help="model, step: sampler of the canvases.")
+    ] = "entropy-bound",
+    stopping: Annotated[
+        str, typer.Option(metavar="NAME|MODULE:NAME", help="model, step: stopping rule of the canvases.")
+    ] = "fixed",
     peer: Annotated[str | None, typer.Option(help="model: also measure transformers, or llama.cpp.")] = None,
     plot: Annotated[Path | None, typer.Option(help="model: write tokens per second by batch size as SVG.")] = None,
     json: Annotated[
@@ -73,6 +79,7 @@ def bench(
     loading: ModelOptions,
 ) -> None:
     """Measure speed and memory on this machine."""
+    rules = {"sampler": rule_of(sampler, SETTINGS["sampler"]), "stopping": rule_of(stopping, SETTINGS["stopping"])}
     if what == "model" and constrained:
         from gesso.bench import constrained as under_schema
 
@@ -85,7 +92,7 @@ def bench(
 
         found = generation.bench(
             loading.model, batches=batches, prompt=prompt, new=new, peer=peer, adapters=adapters, rank=rank or 16,
-            threads=loading.threads, sampler=sampler, **loading.keywords(),
+            threads=loading.threads, rules=rules, **loading.keywords(),
         )  # fmt: skip
         if plot is not None:
             plot.write_text(generation.draw(found), encoding="utf-8")
@@ -96,7 +103,7 @@ def bench(
         before = None if compare is None else step.earlier(compare)
         found = step.measure(
             loading.model, batches=batches, prompt=prompt, adapters=adapters, rank=rank or 16, threads=loading.threads,
-            sampler=sampler, **loading.keywords(),
+            rules=rules, **loading.keywords(),
         )  # fmt: skip
         print_json(found) if json else print_styled(lambda console: groups.render(found, console, before))
     elif what == "kernels" and loading.device == "cpu":

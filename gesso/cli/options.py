@@ -19,6 +19,7 @@ from gesso.constraints.schema.options import SchemaOptions
 from gesso.errors import InputError
 from gesso.files import parse_json, read_text
 from gesso.info.device import SHARE
+from gesso.own_code import load_own
 from gesso.presets import resolved
 from gesso.settings import DECODES, OPTIONS, PRESET, SETTINGS, DecodeName, Diffusion, Setting, choose
 
@@ -39,13 +40,17 @@ def setting_option(setting: Setting) -> Any:
     """Return the typer option of a diffusion setting. The schema checks the value, so that its message is shown."""
 
     def check(value: Any) -> Any:
-        if value is not None:
-            resolved(value) if setting is PRESET else setting.check(value)
-        return value
+        if value is None:
+            return None
+        if setting is PRESET:
+            resolved(value)
+            return value
+        return rule_of(value, setting) if setting.custom else checked(value, setting)
 
     if setting.kind == "boolean":
         return typer.Option(help=setting.help, callback=check, rich_help_panel="Diffusion")
-    choices = (*setting.choices, "FILE.json") if setting is PRESET else setting.choices
+    own = ("FILE.json",) if setting is PRESET else ("MODULE:NAME",) if setting.custom else ()
+    choices = (*setting.choices, *own) if setting.choices else ()
     return typer.Option(
         help=setting.help if setting.choices else f"{setting.help} From {setting.range}.",
         parser=setting.parse,
@@ -53,6 +58,27 @@ def setting_option(setting: Setting) -> Any:
         callback=check,
         rich_help_panel="Diffusion",
     )
+
+
+def checked(value: Any, setting: Setting) -> Any:
+    setting.check(value)
+    return value
+
+
+def rule_of(name: str, setting: Setting) -> Any:
+    """Return the name of a built-in sampler or stopping rule, or the caller's own that `module:name` names.
+
+    That is a function, an object, or a class whose arguments all have defaults.
+    """
+    if ":" not in name:
+        return checked(name, setting)
+    rule = load_own(name, f"--{setting.name}", "examples.samplers.rules:Credit")
+    if isinstance(rule, type):
+        try:
+            rule = rule()
+        except TypeError as error:
+            raise InputError(f"--{setting.name} {name}: {error}; every argument of the class needs a default") from None
+    return checked(rule, setting)
 
 
 def setting_type(setting: Setting) -> Any:

@@ -3,7 +3,7 @@
 B canvases, C positions, H hidden, V vocabulary, E end-of-text tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, TypeVar
@@ -18,7 +18,8 @@ from gesso.diffusion.samplers import sampler_of
 from gesso.diffusion.schedule import temperature
 from gesso.diffusion.stopping import stopping_of
 from gesso.diffusion.truncation import draw_within
-from gesso.settings import Diffusion, Need
+from gesso.rules import Need
+from gesso.settings import Diffusion
 
 FREE = -1  # in `pin_C`: the position is not pinned
 N = TypeVar("N", int, Tensor)
@@ -108,8 +109,11 @@ class Process:
         """Take one denoising step, and apply the stopping rule."""
         advanced = self.evolve(canvas, prediction)
         judged_C = self.judged(advanced)
-        converged = not judged_C.any() or bool(stopping_of(self.settings)(advanced.history, judged_C))
-        return replace(advanced, reason=self.reason(converged, advanced.step))
+        converged = not judged_C.any() or bool(self._stops(advanced, judged_C))
+        # Logits are for the rules of this step only: a history of them would take gigabytes.
+        *earlier, now = advanced.history
+        history = (*earlier, replace(now, logits_CV=None))
+        return replace(advanced, history=history, reason=self.reason(converged, advanced.step))
 
     def reason(self, converged: bool, step: int) -> str | None:
         """Return why a canvas is done after this step, or None if it is not."""
@@ -123,9 +127,15 @@ class Process:
         """
         remaining = self.settings.steps - canvas.step
         pinned_C = canvas.pin_C != FREE
-        prediction = replace(_with_pins(prediction, canvas.pin_C, self.needs), remaining=remaining)
+        prediction = replace(_with_pins(prediction, canvas.pin_C), remaining=remaining)
+        sampler = sampler_of(self.settings)
         moment = Moment(
-            self.settings, remaining, self.vocab_size, self.draws(canvas), canvas.history, canvas.accepted_C
+            settings=self.settings,
+            remaining=remaining,
+            vocab_size=self.vocab_size,
+            draws=self.draws(canvas),
+            history=_last(canvas.history, sampler.memory),
+            accepted_C=canvas.accepted_C,
         )
         if self.is_greedy:
             # The noise also serves as random number: a position takes its candidate or its noise, never both.
@@ -134,13 +144,13 @@ class Process:
             prediction = replace(prediction, candidate_C=candidate_C)
         if self.settings.autoregressive:  # the text is the draw
             prediction = replace(prediction, argmax_C=prediction.candidate_C)
-        next_C, accepted_C = sampler_of(self.settings)(canvas.tokens_C, prediction, moment)
+        next_C, accepted_C = sampler(canvas.tokens_C, prediction, moment)
         advanced = replace(
             canvas,
             tokens_C=torch.where(pinned_C, canvas.pin_C, next_C),
             step=canvas.step + 1,
             soft_CH=prediction.soft_CH,
-            history=(*canvas.history, replace(prediction, soft_CH=None, logits_CV=None)),
+            history=(*canvas.history, replace(prediction, soft_CH=None)),
             accepted_C=accepted_C,
         )
         return _settle(canvas, advanced, self.settings) if self.settles else advanced
@@ -157,20 +167,27 @@ class Process:
     def converged(self, canvas: State[Tensor]) -> Tensor:
         """Return whether each of several canvases [B] has converged by the stopping rule."""
         judged_C = self.judged(canvas)
-        return ~judged_C.any(-1) | stopping_of(self.settings)(canvas.history, judged_C)
+        return ~judged_C.any(-1) | self._stops(canvas, judged_C)
+
+    def _stops(self, canvas: State[N], judged_C: Tensor) -> bool | Tensor:
+        """Apply the stopping rule."""
+        stopping = stopping_of(self.settings)
+        return stopping(_last(canvas.history, 1 + stopping.memory), judged_C, self.settings)
 
     @cached_property
     def needs(self) -> frozenset[Need]:
-        """The fields of a prediction that sampler and stopping rule read beside the usual ones."""
-        # A sampler or rule may be a plain function without this attribute.
-        rules = sampler_of(self.settings), stopping_of(self.settings)
-        return frozenset[Need]().union(*(getattr(rule, "needs", ()) for rule in rules))
+        """The fields of a prediction that sampler and stopping rule read in addition to the usual ones."""
+        return sampler_of(self.settings).needs | stopping_of(self.settings).needs
 
     @cached_property
     def memory(self) -> int:
-        """The number of earlier predictions that a built-in sampler or stopping rule reads."""
-        rules = sampler_of(self.settings), stopping_of(self.settings)
-        return max(getattr(rule, "memory", 0) for rule in rules)
+        """The number of earlier predictions that sampler and stopping rule read."""
+        return max(sampler_of(self.settings).memory, stopping_of(self.settings).memory)
+
+    @cached_property
+    def reads_host(self) -> bool:
+        """Whether sampler or stopping rule read values on the host, so that no captured pass can apply them."""
+        return sampler_of(self.settings).reads_host or stopping_of(self.settings).reads_host
 
     # Of several canvases, these may be tensors: see `gesso/backends/cuda/slots.py`.
     @property
@@ -194,28 +211,20 @@ class Process:
         return self.source.at(self.seed, index + (attempt << 24), step, self.device)
 
 
-def _with_pins(prediction: Prediction, pin_C: Tensor, needs: frozenset[Need]) -> Prediction:
-    """Return the prediction with certain pins, and without statistics that only other requests of a pass need."""
+def _last(history: Sequence[Prediction], count: int) -> Sequence[Prediction]:
+    """Return the last `count` predictions: what a rule declares as its `memory`, in captured passes and outside."""
+    return history[-count:] if count else ()
+
+
+def _with_pins(prediction: Prediction, pin_C: Tensor) -> Prediction:
+    """Return the prediction with certain pins, and without the likely tokens, which only a constraint reads."""
     pinned_C = pin_C != FREE
-    top_CK, top_probability_CK, current_C = None, None, None
-    if "top" in needs:
-        assert prediction.top_CK is not None and prediction.top_probability_CK is not None
-        first_K = torch.arange(prediction.top_CK.shape[-1], device=pin_C.device) == 0
-        pinned_CK = pinned_C[..., None]
-        top_CK = torch.where(pinned_CK & first_K, pin_C[..., None], prediction.top_CK)
-        top_probability_CK = torch.where(pinned_CK, first_K.float(), prediction.top_probability_CK)
-    if "current" in needs:
-        assert prediction.current_C is not None
-        current_C = prediction.current_C.masked_fill(pinned_C, 1.0)
     return replace(
         prediction,
         candidate_C=torch.where(pinned_C, pin_C, prediction.candidate_C),
         argmax_C=torch.where(pinned_C, pin_C, prediction.argmax_C),
         confidence_C=prediction.confidence_C.masked_fill(pinned_C, 1.0),
         entropy_C=prediction.entropy_C.masked_fill(pinned_C, 0.0),
-        top_CK=top_CK,
-        top_probability_CK=top_probability_CK,
-        current_C=current_C,
         likely_CK=None,
         likely_logit_CK=None,
     )

@@ -3,15 +3,17 @@
 C positions. Every function works on the last dimension, and accepts any others.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from gesso.diffusion.noise import Draws
 from gesso.diffusion.prediction import Prediction
+from gesso.rules import Rule
 from gesso.settings import Diffusion
 
 
@@ -23,7 +25,7 @@ class Moment:
     remaining: int | Tensor  # steps left, including this one; of several canvases [B]
     vocab_size: int
     draws: Draws
-    history: Sequence[Prediction] = ()  # of the steps before this one, the newest last
+    history: Sequence[Prediction] = ()  # of the `memory` steps before this one at most, the newest last
     accepted_C: Tensor | None = None  # positions that took a predicted token in the step before; None: there was none
 
     def noise(self, like_C: Tensor) -> Tensor:
@@ -36,15 +38,14 @@ class Moment:
         return self.remaining[:, None] if isinstance(self.remaining, Tensor) else self.remaining
 
 
-class Sampler(Protocol):
-    """Return the next canvas, and the mask of the positions that took a predicted token.
+class Sampler(Rule, ABC):
+    """The rule that selects the positions of a canvas that take a predicted token."""
 
-    A sampler may have two more attributes. `needs` names the fields of a prediction that it reads beside the usual
-    ones, see `gesso.diffusion.prediction`. `memory` is the number of earlier predictions that it reads; only a
-    built-in sampler, which runs in captured passes, has to say.
-    """
+    kind: ClassVar[str] = "sampler"
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]: ...
+    @abstractmethod
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
+        """Return the next canvas, and the mask of the positions that took a predicted token."""
 
 
 def order_independent(values: Tensor) -> Tensor:
@@ -77,12 +78,3 @@ def lowest_within(values_C: Tensor, bound: float | Tensor) -> Tensor:
 def at_least(confidence_C: Tensor, threshold: float) -> Tensor:
     """Return the positions that reach the threshold, and always the one with the largest value."""
     return confidence_C >= confidence_C.amax(-1, keepdim=True).clamp(max=threshold)
-
-
-def top_of(prediction: Prediction) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Return the most probable tokens and their probabilities as K tensors [C] each.
-
-    Add them one by one: on a GPU, the order of a sum over a dimension may depend on the number of rows.
-    """
-    assert prediction.top_CK is not None and prediction.top_probability_CK is not None
-    return prediction.top_CK.unbind(-1), prediction.top_probability_CK.unbind(-1)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 BLOCK = 64
-TOP = 4  # tokens per position in `Prediction.top_CK`
 LIKELY = 16  # tokens per position in `Prediction.likely_CK`
 
 
@@ -30,7 +29,7 @@ def argmax(values_RV: Tensor) -> Tensor:
     return block_R1.squeeze(-1) * BLOCK + found_RW.argmax(-1)
 
 
-def top_tokens(values_RV: Tensor, count: int = TOP) -> Tensor:
+def top_tokens(values_RV: Tensor, count: int) -> Tensor:
     """Return the tokens [R, K] of the largest values, in descending order; among equals, the lowest tokens.
 
     `torch.topk` would return equals in any order, and which of them it returns may depend on the number of rows.
@@ -65,13 +64,9 @@ class Prediction:
     confidence_C: Tensor  # probability of the argmax
     entropy_C: Tensor  # in nats
     soft_CH: Tensor | None = None  # expected embedding: the self-conditioning of the next step
-    # Only if the sampler or the stopping rule of the request names them in its attribute `needs`.
-    top_CK: Tensor | None = None  # "top": the most probable tokens, in descending order
-    top_probability_CK: Tensor | None = None
-    current_C: Tensor | None = None  # "current": the probability of the token that was on the canvas
-    logits_CV: Tensor | None = None  # "logits"
+    logits_CV: Tensor | None = None  # only if the sampler or the stopping rule needs "logits"; not kept in the history
     # Only for a constraint, and not kept in the history of a canvas.
-    likely_CK: Tensor | None = None  # the most probable tokens, in descending order: more of them than in `top_CK`
+    likely_CK: Tensor | None = None  # the most probable tokens, in descending order
     likely_logit_CK: Tensor | None = None  # their logits after the softcap, before the temperature
     corrected: bool = False  # whether a constraint replaced the model's tokens
     remaining: int | Tensor | None = None  # steps left, including the one of this prediction; of several canvases [B]

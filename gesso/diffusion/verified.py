@@ -38,23 +38,14 @@ def halves(values_C: Tensor) -> tuple[Tensor, Tensor]:
     return values_C[:length], values_C[length:]
 
 
-def advance(
-    process: Process, canvas: Canvas, prediction: Prediction, limit: int, ratio_L: Tensor | None = None
-) -> Canvas:
-    """Return a canvas that holds only the decided tokens, at most `limit`, with the draft of the next ones.
-
-    `ratio_L` are the probabilities of the drafted tokens divided by those of the likeliest ones. If it is given, a
-    drafted token also stays if its ratio is at least `accept_ratio`.
-    """
+def advance(process: Process, canvas: Canvas, prediction: Prediction, limit: int) -> Canvas:
+    """Return a canvas that holds only the decided tokens, at most `limit`, with the draft of the next ones."""
     settings, candidate_C = process.settings, prediction.candidate_C
     if settings.greed:  # as for the sampler "autoregressive"
         noise_C = process.draws(canvas).tokens(len(candidate_C), process.vocab_size)
         candidate_C = torch.where(noise_C < settings.greed * process.vocab_size, prediction.argmax_C, candidate_C)
     (drafted_L, decided_L), (_, text_L) = halves(candidate_C), halves(canvas.tokens_C)
     stays_L = text_L[1:] == decided_L[:-1]
-    if ratio_L is not None:
-        stays_L = stays_L | (ratio_L >= settings.accept_ratio)
-        decided_L = torch.cat([torch.where(stays_L, text_L[1:], decided_L[:-1]), decided_L[-1:]])
     count = min(int(stays_L.cumprod(-1).sum()) + 1, limit)
     own = slice(len(text_L), len(text_L) + count)
     decided = Prediction(decided_L[:count], decided_L[:count], prediction.confidence_C[own], prediction.entropy_C[own])

@@ -322,8 +322,6 @@ class Engine:
         likely = self.runner.likely(outcome, canvas, request.draft_logprobs)
         self.outbox.append(Draft(running.id, request, canvas, tuple(running.tokens), self.decode, tuple(likely)))
         if canvas.reason is None:
-            if request.diffusion.slide and not would_be_empty(canvas, request):
-                self._slide(running, outcome)
             return
         check_finite(canvas)
         if request.diffusion.verified:
@@ -333,14 +331,6 @@ class Engine:
             running.usage = replace(running.usage, redrawn=running.usage.redrawn + 1)
         else:
             self._commit(running, canvas.result_C.tolist(), self.runner.likely(outcome, canvas, request.top_logprobs))
-
-    def _slide(self, running: Running, outcome: Outcome) -> None:
-        """Commit the settled prefix of a canvas if it is long enough."""
-        canvas, request = running.canvas, running.request
-        if (final := canvas.final) >= request.diffusion.slide:
-            check_finite(canvas)
-            likely = self.runner.likely(outcome, canvas, request.top_logprobs)
-            self._commit(running, canvas.result_C[:final].tolist(), likely[:final])
 
     def _take_back(self, running: Running) -> None:
         """Cut rejected drafted tokens off the row. The last decided token is not in it yet."""
@@ -369,7 +359,7 @@ class Engine:
     # --- end of a canvas, and of the text -----------------------------------------------------------------------
 
     def _commit(self, running: Running, tokens: list[int], likely: list[Likely]) -> None:
-        """Append the tokens of a canvas to the text: all, or a settled prefix. Then end the text, or go on."""
+        """Append the tokens of a canvas to the text. Then end the text, or go on."""
         event, finish, stop = commit(running, tokens, likely, self.decode)
         self.outbox.append(event)
         if finish is not None:

@@ -213,11 +213,9 @@ class Runner:
             chosen, hiddens, temperatures, keys = zip(*together, strict=True)
             lengths = [len(hidden_CH) for hidden_CH in hiddens]
             soft = not all(running.request.diffusion.by_token for running in chosen)
-            needs = frozenset[str]().union(*(running.process.needs for running in chosen))
-            current_T = torch.cat([each.canvas.tokens_C for each in chosen]) if "current" in needs else None
             rows = torch.cat(hiddens), torch.cat(temperatures), torch.cat(keys)
             likely = self.captures and any(running.is_constrained for running in chosen)
-            found = self.backend.predict(*rows, lengths, soft, "top" in needs, current_T, likely)
+            found = self.backend.predict(*rows, lengths, soft, likely)
             for running, hidden_CH, prediction in zip(chosen, hiddens, found.split(lengths), strict=True):
                 outcomes[running.id] = Outcome(running, self._advance(running, prediction, hidden_CH), hidden_CH)
         return [outcomes[running.id] for running in requests]
@@ -242,9 +240,7 @@ class Runner:
             process = running.process
             logits_CV = self.backend.logits(hidden_CH) / process.temperature(running.canvas)
             candidate_C = process.candidates(running.canvas, logits_CV)
-            current_C = running.canvas.tokens_C if "current" in process.needs else None
-            extra = "top" in process.needs, current_C
-            prediction = replace(summarize(self.model, logits_CV, candidate_C, True, *extra), logits_CV=logits_CV)
+            prediction = replace(summarize(self.model, logits_CV, candidate_C, True), logits_CV=logits_CV)
             return self._advance(running, prediction, hidden_CH)()
 
         return Outcome(running, advance, hidden_CH)
@@ -257,15 +253,10 @@ class Runner:
         found = process.temperature(canvas), process.draws(canvas)
         return replace(prediction, candidate_C=self.backend.draw_within(settings, hidden_CH, *found))
 
-    def _verify(self, running: Running, prediction: Prediction, hidden_CH: Tensor) -> Canvas:
+    def _verify(self, running: Running, prediction: Prediction) -> Canvas:
         """Return the canvas with the tokens that the causal encoder decided."""
-        process, canvas, ratio_L = running.process, running.canvas, None
-        if process.settings.accept_ratio < 1:
-            drafted_L1 = halves(canvas.tokens_C)[1][1:, None]
-            logits_LV = self.backend.logits(halves(hidden_CH)[1][:-1]) / process.temperature(canvas)
-            ratio_L = (logits_LV.gather(-1, drafted_L1)[:, 0] - logits_LV.amax(-1)).exp()
         limit = running.request.max_new_tokens - len(running.tokens)
-        return advance_verified(process, canvas, prediction, limit, ratio_L)
+        return advance_verified(running.process, running.canvas, prediction, limit)
 
     def score(self, encoded: Encoded) -> None:
         """Score the positions of a text that this pass has read."""
@@ -327,7 +318,7 @@ class Runner:
         `after` is the canvas after the step, if the pass has already taken it.
         """
         if running.request.diffusion.verified:
-            return lambda: self._verify(running, self._drawn_within(running, prediction, hidden_CH), hidden_CH)
+            return lambda: self._verify(running, self._drawn_within(running, prediction, hidden_CH))
         advance = partial(running.process.advance, running.canvas)
 
         @cache

@@ -87,7 +87,7 @@ EXTREMES = {
     "stability": [0, 3, 1000, -1, 1001, 2**63],
     "settle": [0, 3, 1000, 1001, 2**63],
     "preset": ["fast", "quality", "none such"],
-    "sampler": ["ancestral", "ddim", "argmax", "confidence-threshold", "autoregressive", "none such"],
+    "sampler": ["ddim", "entropy-bound", "autoregressive", "none such"],
     "stopping": ["plateau", "fixed", "none such"],
     "eos_settles": [True, False, 1],
     "pins": [{"0": 200}, {"15": 5}, {"16": 200}, {"0": 384}, {"999999999": 200}, {"-1": 200}],

@@ -58,8 +58,8 @@ class LoggingBackend:
     def logits_of(self, hidden_CH, tokens_U):
         return self.inner.logits_of(hidden_CH, tokens_U)
 
-    def predict(self, hidden_TH, temperature_T, key_T2, lengths, soft=True, top=False, current_T=None, likely=False):
-        return self.inner.predict(hidden_TH, temperature_T, key_T2, lengths, soft, top, current_T, likely)
+    def predict(self, hidden_TH, temperature_T, key_T2, lengths, soft=True, likely=False):
+        return self.inner.predict(hidden_TH, temperature_T, key_T2, lengths, soft, likely)
 
     def draw_within(self, settings, hidden_CH, temperature, draws):
         return self.inner.draw_within(settings, hidden_CH, temperature, draws)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from examples.samplers.rules import Credit
 from gesso.bench import cpu_peers, step
 from gesso.bench import model as generation
 from gesso.bench import train as bench
@@ -107,12 +108,13 @@ def test_the_sampler_of_a_measurement_is_chosen_by_name(main, tiny_directory, mo
         return real(engine, request)
 
     monkeypatch.setattr(Engine, "submit", submit)
-    small = ("-m", str(tiny_directory), "--device", "cpu", "--batches", "1", "--prompt", "9", "--sampler", "credit")
-    assert json.loads(main("bench", *small, "--new", "4", "--json").out)["sampler"] == "credit"
-    assert submitted == {"credit", "entropy-bound", *BY_TOKEN}, "prompts are read with the default"
+    rule = ("--sampler", "examples.samplers.rules:Credit")
+    small = ("-m", str(tiny_directory), "--device", "cpu", "--batches", "1", "--prompt", "9", *rule)
+    assert json.loads(main("bench", *small, "--new", "4", "--json").out)["sampler"] == "Credit"
+    assert submitted == {Credit(), "entropy-bound", *BY_TOKEN}, "prompts are read with the default"
     submitted.clear()
     main("bench", "step", *small)
-    assert submitted == {"credit"}
+    assert submitted == {Credit()}
 
 
 @pytest.mark.parametrize("sampler", ["gibbs", "autoregressive"])

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gesso
+from examples.samplers.rules import Argmax
 from gesso.constraints.automaton import DEAD, START, Automaton
 from gesso.constraints.constraint import Guides
 from gesso.constraints.guide import Guide
@@ -284,7 +285,7 @@ def test_random_weights_are_valid_under_any_schema(tiny, part):
         guide = tiny.guides.guide(json_schema=schema)
         length = guide.shortest + 40
         result = tiny.generate(
-            "Hello", json_schema=schema, seed=number, max_new_tokens=length, canvas_length=48, steps=1, sampler="argmax"
+            "Hello", json_schema=schema, seed=number, max_new_tokens=length, canvas_length=48, steps=1, sampler=Argmax()
         )
         assert result.finish_reason == "stop"
         assert valid(json.loads(result.text), schema), result.text

@@ -1,7 +1,6 @@
 """The diffusion process without a network: randomness, schedule, samplers, stopping rules. Formulas are recomputed."""
 
 import math
-from collections import Counter
 
 import pytest
 import torch
@@ -10,18 +9,16 @@ from gesso.backends import torch as backends
 from gesso.backends.torch import TorchBackend
 from gesso.diffusion import hash
 from gesso.diffusion.hash import draw
+from gesso.diffusion.moment import at_least
 from gesso.diffusion.noise import HashSource
 from gesso.diffusion.prediction import argmax
 from gesso.diffusion.samplers import (
-    ArgmaxCommit,
-    ConfidenceThreshold,
     EntropyBound,
     Moment,
-    Posterior,
     Prediction,
 )
 from gesso.diffusion.schedule import alpha, temperature
-from gesso.diffusion.stopping import FixedSteps, Plateau, StableAndConfident
+from gesso.diffusion.stopping import FixedSteps, StableAndConfident
 from gesso.settings import BY_TOKEN, PRESETS, SAMPLERS, STOPPINGS, Diffusion
 
 CPU = torch.device("cpu")
@@ -183,74 +180,10 @@ def test_entropy_bound_accepts_lowest_entropies_within_the_bound():
         )
 
 
-def test_samplers_always_accept_at_least_one_position():
+def test_at_least_one_position_is_always_accepted():
     uncertain = prediction(entropy=[5.0, 4.0, 6.0], confidence=[0.1, 0.3, 0.2])
-    for sampler in (EntropyBound(1e-6), ConfidenceThreshold(0.9)):
-        assert sampler(torch.zeros(3).long(), uncertain, moment())[1].tolist() == [False, True, False]
-
-
-def test_confidence_threshold_accepts_positions_above_the_threshold():
-    accepted_C = ConfidenceThreshold(0.9)(
-        torch.zeros(4).long(), prediction(confidence=[0.95, 0.2, 0.9, 0.89]), moment()
-    )
-    assert accepted_C[1].tolist() == [True, False, True, False]
-
-
-def test_argmax_sampler_takes_the_argmax_everywhere():
-    next_C, accepted_C = ArgmaxCommit()(torch.zeros(3).long(), prediction(argmax=[4, 5, 6]), moment())
-    assert next_C.tolist() == [4, 5, 6]
-    assert accepted_C.all()
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [Posterior(), Posterior(deterministic=True), Posterior(predictor=0.5), Posterior(predictor=0.0)],
-    ids=["ancestral", "ddim", "predictor-corrector", "corrector"],
-)
-@pytest.mark.parametrize("remaining", [10, 6, 2, 1])
-def test_posterior_reverses_the_forward_marginals_by_one_step(sampler, remaining):
-    """With x_t drawn from q(x_t | x_0) and the true x_0 as candidate, x_s must follow q(x_s | x_0)."""
-    size, vocab_size, clean = 200_000, 4, 2
-    now = moment(remaining, vocab_size)
-    generator = torch.Generator().manual_seed(remaining)
-    kept_C = torch.rand(size, generator=generator) < alpha(now.settings, remaining)
-    x_t = torch.where(kept_C, clean, torch.randint(0, vocab_size, (size,), generator=generator))
-    x_s, _ = sampler(x_t, prediction(candidate=[clean] * size), now)
-    clean_fraction = alpha(now.settings, remaining - 1)
-    expected = torch.full((vocab_size,), (1 - clean_fraction) / vocab_size)
-    expected[clean] += clean_fraction
-    assert (x_s.bincount(minlength=vocab_size) / size - expected).abs().max() < 0.005
-
-
-def test_the_corrector_replaces_tokens_that_the_predictor_would_keep():
-    """With probability kappa the posterior, otherwise the forward process, in which no token stays."""
-    size, vocab_size, remaining = 200_000, 10_000, 4
-    now = moment(remaining, vocab_size)
-    a_t, a_s = alpha(now.settings, remaining), alpha(now.settings, remaining - 1)
-    canvas_C = torch.full((size,), 1)
-    x_s, clean_C = Posterior(predictor=0.3)(canvas_C, prediction(candidate=[2] * size), now)
-    stay, clean = a_t / a_s * (1 - a_s) / (1 - a_t), (1 - a_t / a_s) * a_s / (1 - a_t)
-    assert (x_s == 1).float().mean().item() == pytest.approx(0.3 * stay, abs=0.005)
-    assert clean_C.float().mean().item() == pytest.approx(0.3 * clean + 0.7 * a_s, abs=0.005)
-
-
-def test_posterior_probabilities_of_stay_clean_and_noise():
-    """If x_t differs from the candidate, P(stay) and P(clean) follow from Bayes' rule, and DDIM adds no noise."""
-    size, vocab_size, remaining = 200_000, 10_000, 4
-    now = moment(remaining, vocab_size)
-    a_t, a_s = alpha(now.settings, remaining), alpha(now.settings, remaining - 1)
-    canvas_C = torch.full((size,), 1)
-    for deterministic in (False, True):
-        x_s, clean_C = Posterior(deterministic)(canvas_C, prediction(candidate=[2] * size), now)
-        counts = Counter(x_s.tolist())
-        stay, clean = counts[1] / size, counts[2] / size
-        if deterministic:
-            assert stay + clean == 1
-            assert stay == pytest.approx((1 - a_s) / (1 - a_t), abs=0.005)
-        else:
-            assert stay == pytest.approx(a_t / a_s * (1 - a_s) / (1 - a_t), abs=0.005)
-            assert clean == pytest.approx((1 - a_t / a_s) * a_s / (1 - a_t), abs=0.005)
-        assert clean_C.float().mean().item() == pytest.approx(clean, abs=0.001)
+    assert EntropyBound(1e-6)(torch.zeros(3).long(), uncertain, moment())[1].tolist() == [False, True, False]
+    assert at_least(uncertain.confidence_C, 0.9).tolist() == [False, True, False]
 
 
 # --- stopping -----------------------------------------------------------------------------------------------------
@@ -270,25 +203,17 @@ FIRST = torch.tensor([True, False])
 )
 def test_stable_stopping_compares_the_last_steps(stability, judged, stops):
     steps = history(([9, 1], [0.1, 0.1]), ([1, 1], [0.1, 0.1]), ([1, 2], [0.1, 0.1]))
-    assert bool(StableAndConfident(stability, 0.2)(steps, judged)) is stops
+    assert bool(StableAndConfident(stability, 0.2)(steps, judged, Diffusion())) is stops
 
 
 def test_stable_stopping_needs_low_entropy():
     steps = history(([1, 1], [0.1, 0.5]), ([1, 1], [0.1, 0.5]))
-    assert not StableAndConfident(1, 0.3)(steps, ALL), "the mean entropy is 0.3, which is not below the bound"
-    assert StableAndConfident(1, 0.31)(steps, ALL)
-
-
-def test_plateau_stops_when_the_entropy_no_longer_falls():
-    falling = [([1, 1], [e, e]) for e in (3.0, 2.0, 1.5, 1.2, 1.0, 0.9, 0.8)]
-    flat = [*falling, *[([1, 1], [0.8, 0.8])] * 4]
-    assert not Plateau(4)(history(*falling), ALL)
-    assert not Plateau(4)(history(*flat[:-1]), ALL)
-    assert Plateau(4)(history(*flat), ALL)
+    assert not StableAndConfident(1, 0.3)(steps, ALL, Diffusion()), "the mean entropy is 0.3: not below the bound"
+    assert StableAndConfident(1, 0.31)(steps, ALL, Diffusion())
 
 
 def test_fixed_steps_never_stop_early():
-    assert not FixedSteps()(history(*[([1, 1], [0.0, 0.0])] * 20), ALL)
+    assert not FixedSteps()(history(*[([1, 1], [0.0, 0.0])] * 20), ALL, Diffusion())
 
 
 @pytest.mark.parametrize("stopping", STOPPINGS)

@@ -72,14 +72,14 @@ def test_what_only_canvases_can_do_is_done_with_whole_canvases(how: Decoding) ->
     assert settings(how, "canvas") == Diffusion()
     assert settings(how, preset="quality") == PRESETS["quality"]
     assert settings(how, preset=Diffusion(steps=9)) == Diffusion(steps=9)
-    for given in ({"steps": 9}, {"canvas_length": 32}, {"sampler": "ddim"}, {"stopping": "plateau"}):
+    for given in ({"steps": 9}, {"canvas_length": 32}, {"entropy_bound": 0.3}, {"stopping": "fixed"}):
         assert settings(how, **given) == Diffusion(**given)  # type: ignore[arg-type]
 
 
 def test_an_explicit_choice_wins_and_contradictions_are_rejected() -> None:
     assert settings(Decoding(), "tokens").autoregressive
     assert settings(BY_TOKEN, sampler="autoregressive").autoregressive
-    for given in ({"sampler": "ddim"}, {"steps": 9}):
+    for given in ({"sampler": "entropy-bound"}, {"steps": 9}):
         with pytest.raises(InputError, match="one of the two|must be 1"):
             settings(BY_TOKEN, "tokens", **given)
     with pytest.raises(InputError, match="decode must be one of auto, canvas, tokens"):

@@ -41,7 +41,7 @@ def outcome(g, requests):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"greed": 0.5}, {"settle": 1, "slide": 2, "confidence": 10.0}, {"sampler": "credit", "stopping": "schedule"}],
+    [{}, {"greed": 0.5}, {"settle": 1, "confidence": 10.0}, {"stability": 3, "eos_settles": True}],
     ids=lambda options: " ".join(options) or "default",
 )
 def test_a_captured_constraint_gives_the_uncaptured_text(pair, monkeypatch, options):

@@ -8,6 +8,7 @@ import random
 
 import pytest
 
+from examples.samplers import rules
 from gesso.backends.cuda.packed import Expected, Packing
 from gesso.engine.events import Done, Draft, Failed
 from gesso.engine.request import Score
@@ -17,7 +18,6 @@ FAMILY = (
     {},
     {"steps": 3, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 2.0},
     {"settle": 1, "confidence": 0.5},
-    {"settle": 1, "slide": 2, "confidence": 10.0},
     {"settle": 2, "confidence": 10.0, "stability": 2},
     {"eos_settles": True, "confidence": 10.0, "stability": 0},
     {"greed": 0.5, "stopping": "fixed"},
@@ -32,13 +32,13 @@ OTHERS = (
     {"regex": "[ab]{3}[0-9]{4}", "max_new_tokens": 8, "stopping": "fixed"},
     {"top_k": 3},
     {"top_p": 0.5, "regex": "[ab]{2,5}", "max_new_tokens": 8},
-    {"sampler": "confidence-threshold", "greed": 0.5},
-    {"sampler": "ancestral", "stopping": "fixed"},
-    {"sampler": "credit", "stopping": "schedule", "settle": 1, "confidence": 5.0},
-    {"sampler": "informed-corrector", "entropy_bound": 20.0},
-    {"stopping": "top-2-gap", "t_max": 0.5, "t_min": 0.1},
+    {"sampler": rules.ConfidenceThreshold(), "greed": 0.5},
+    {"sampler": rules.Ancestral(), "stopping": "fixed"},
+    {"sampler": rules.Credit(), "stopping": rules.GapSchedule(), "settle": 1, "confidence": 5.0},
+    {"sampler": rules.InformedCorrector(), "entropy_bound": 20.0},
+    {"stopping": rules.TopTwoGap(), "t_max": 0.5, "t_min": 0.1},
     {"stability": 3, "confidence": 10.0},
-    {"stopping": "plateau"},
+    {"stopping": rules.Plateau()},
 )
 
 

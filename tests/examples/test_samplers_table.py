@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import gesso
-from examples.samplers import table
+from examples.samplers import rules, table
 from gesso.eval import Structured
 from gesso.eval.evaluate import Evaluation, Outcome, fingerprint
 from gesso.settings import SAMPLERS, STOPPINGS
@@ -15,7 +15,8 @@ from gesso.settings import SAMPLERS, STOPPINGS
 
 def faked(g, task, items, *, seed, **settings) -> Evaluation:
     """Return an evaluation in which argmax takes half the passes and ancestral answers nothing."""
-    sampler = settings.get("sampler", "entropy-bound")
+    names = {rule: name for name, rule in rules.SAMPLERS.items()}
+    sampler = names.get(settings.get("sampler"), "entropy-bound")
     if sampler == "ddim":
         raise gesso.InputError("not here")
     outcomes = []
@@ -26,7 +27,7 @@ def faked(g, task, items, *, seed, **settings) -> Evaluation:
         error = "broken" if sampler == "ancestral" and luck < 0.2 else None
         outcomes.append(Outcome(name=item.name, seed=0, expected="", scores={"exact": score}, seconds=0, error=error,
                                 denoising_steps=steps))  # fmt: skip
-    chosen = {"sampler": sampler, "stopping": settings.get("stopping", "stable")}
+    chosen = {"sampler": sampler, "stopping": str(settings.get("stopping", "stable"))}
     return Evaluation(task=task.name, data={}, fingerprint=fingerprint(items), model={}, settings=chosen, seed=seed,
                       seconds=1.0, outcomes=tuple(outcomes))  # fmt: skip
 
@@ -46,7 +47,8 @@ def calls(monkeypatch, tiny):
 
 
 def test_rows_have_every_sampler_and_stopping_rule():
-    assert {*SAMPLERS, *(f"stopping {name}" for name in STOPPINGS)} < table.ROWS.keys()
+    assert {*SAMPLERS, *rules.SAMPLERS} < table.ROWS.keys()
+    assert {f"stopping {name}" for name in (*STOPPINGS, *rules.STOPPINGS)} < table.ROWS.keys()
 
 
 def test_the_table_compares_all_rows_with_the_default_and_continues(calls, tmp_path, capsys):

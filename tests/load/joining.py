@@ -31,7 +31,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"preset": "quality", "steps": 24},
     {"t_max": 0.6, "t_min": 0.2, "steps": 20},
     {"canvas_length": 64, "steps": 12, "entropy_bound": 1.0},
-    {"sampler": "confidence-threshold", "steps": 12},
+    {"confidence": 0.05, "steps": 12},
     {"top_p": 0.9, "steps": 12},
     {"greed": 0.5, "steps": 16, "settle": 0},
 )

@@ -75,30 +75,26 @@ class CpuBackend(TorchBackend):
         key_T2: Tensor,
         lengths: Sequence[int],
         soft: bool = True,
-        top: bool = False,
-        current_T: Tensor | None = None,
         likely: bool = False,
     ) -> Prediction:
         from gesso.backends.cpu import vocabulary
 
         head, softcap = vocabulary.head_of(self.model), self.model.config.final_logit_softcapping
         if head is None:
-            return super().predict(hidden_TH, temperature_T, key_T2, lengths, soft, top, current_T, likely)
-        found = []
-        given = [hidden_TH, temperature_T, key_T2, *([] if current_T is None else [current_T])]
-        for segment in zip(*(tensor.split(list(lengths)) for tensor in given), strict=True):
-            hidden_CH, temperature_C, key_C2, *current = segment
+            return super().predict(hidden_TH, temperature_T, key_T2, lengths, soft, likely)
+        predictions = []
+        given = hidden_TH, temperature_T, key_T2
+        for hidden_CH, temperature_C, key_C2 in zip(*(tensor.split(list(lengths)) for tensor in given), strict=True):
             length, prediction = len(hidden_CH), None
-            if length > 1 or soft or top or current or likely:
-                rows = hidden_CH, temperature_C, key_C2
-                prediction = super().predict(*rows, [length], soft, top, current[0] if current else None, likely)
+            if length > 1 or soft or likely:
+                prediction = super().predict(hidden_CH, temperature_C, key_C2, [length], soft, likely)
             if length == 1:  # also beside canvases, so that its bits do not depend on them
                 own = vocabulary.predict(head, softcap, hidden_CH, temperature_C.item(), key_C2)
                 same = {name: getattr(own, name) for name in ("candidate_C", "argmax_C", "confidence_C", "entropy_C")}
                 prediction = replace(prediction, **same) if prediction else own
             assert prediction is not None
-            found.append(prediction)
-        return Prediction.cat(found)
+            predictions.append(prediction)
+        return Prediction.cat(predictions)
 
     def drop_captured(self) -> None:
         use_kernels(self.model)  # the weights have changed

@@ -104,15 +104,13 @@ class CudaPasses(TorchBackend):
         key_T2: Tensor,
         lengths: Sequence[int],
         soft: bool = True,
-        top: bool = False,
-        current_T: Tensor | None = None,
         likely: bool = False,
     ) -> Prediction:
         if hidden_TH.dtype == torch.float32:  # its tiles do not fit into shared memory
-            return super().predict(hidden_TH, temperature_T, key_T2, lengths, soft, top, current_T, likely)
+            return super().predict(hidden_TH, temperature_T, key_T2, lengths, soft, likely)
         model, rows = self.model, (temperature_T, key_T2)
         table, softcap = model.decoder.embed_tokens.weight, model.config.final_logit_softcapping
-        return predict(hidden_TH, model.head, table, model.embed_scale, softcap, *rows, soft, top, current_T, likely)
+        return predict(hidden_TH, model.head, table, model.embed_scale, softcap, *rows, soft, likely)
 
     # --- operations that a graph captures ---------------------------------------------------------------------------
 

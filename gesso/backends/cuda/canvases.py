@@ -3,12 +3,11 @@
 The canvas of a request is immutable, so that any of them can be kept and resumed. These tensors change at every step. A
 request's canvas is copied in, unless the tensors already hold it, and copied out after the step.
 
-B canvases, C canvas, T = B C, H hidden, K most probable tokens, M earlier steps.
+B canvases, C canvas, T = B C, H hidden, M earlier steps.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,33 +17,37 @@ from gesso.backends.cuda.kernels import embed
 from gesso.backends.cuda.kernels.advance import LONGEST, StepKernels, advances
 from gesso.backends.cuda.noise import KernelSource
 from gesso.diffusion.canvas import FREE, Canvas, Process, State
-from gesso.diffusion.prediction import TOP, Prediction
+from gesso.diffusion.prediction import Prediction
 from gesso.diffusion.schedule import temperature
 from gesso.model.transformer import DiffusionGemma
 
-EXTRA = ("top_CK", "top_probability_CK", "current_C")  # fields of a prediction that not all samplers need
 
-
-def _history(tokens_BC: Tensor, memory: int, top: bool) -> dict[str, Tensor]:
-    """Return the fields of earlier predictions that a step reads, [M, B, C] or [M, B, C, K], the newest last.
+def _history(tokens_BC: Tensor, memory: int, only_argmax: bool) -> dict[str, Tensor]:
+    """Return the fields [M, B, C] of earlier predictions, the newest last. The kernels of a step read the argmax only.
 
     One tensor per field: it moves by one step in one copy, not one copy per step.
     """
     if not memory:
         return {}
     past_MBC = tokens_BC.new_zeros(memory, *tokens_BC.shape)
-    found = {"argmax_C": past_MBC}
-    if top:
-        past_MBCK = past_MBC[..., None].repeat(1, 1, 1, TOP)
-        found |= {"confidence_C": past_MBC.float(), "top_CK": past_MBCK, "top_probability_CK": past_MBCK.float()}
-    return found
+    history = {"argmax_C": past_MBC}
+    if not only_argmax:
+        history |= {
+            "candidate_C": past_MBC.clone(),
+            "confidence_C": past_MBC.float(),
+            "entropy_C": past_MBC.float(),
+        }
+    return history
 
 
 def _earlier(history: dict[str, Tensor], i: int) -> Prediction:
-    """Return the view of an earlier prediction. Fields that no step reads are those of the argmax."""
-    views: dict[str, Any] = {name: tensor[i] for name, tensor in history.items()}
-    rest = dict.fromkeys(("candidate_C", "confidence_C", "entropy_C"), views["argmax_C"])
-    return Prediction(**rest | views)
+    """Return the view of an earlier prediction."""
+    return Prediction(
+        candidate_C=history["candidate_C"][i],
+        argmax_C=history["argmax_C"][i],
+        confidence_C=history["confidence_C"][i],
+        entropy_C=history["entropy_C"][i],
+    )
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,6 @@ class Advanced:
     flags: Tensor  # [2, B, C]: accepted, settled
     soft_BCH: Tensor
     converged_B: Tensor
-    extra: dict[str, Any]  # the fields of EXTRA that are computed
 
 
 def _fill(target_C: Tensor, value_C: Tensor | None, rest: float) -> None:
@@ -76,7 +78,13 @@ class Canvases:
         self.process, self.seed_B = process, process.seed
         count, device = len(tokens_BC), tokens_BC.device
         self.process.eos_E  # noqa: B018 - compute it now: a copy from the host cannot be captured
-        self.history = _history(tokens_BC, self.process.memory, "top" in self.process.needs)
+        self.kernels = None
+        uniform = type(process) is Process  # in `slots.py` settings are tensors
+        fits = uniform and isinstance(process.source, KernelSource) and tokens_BC.shape[1] <= LONGEST
+        if fits and advances(process.settings):
+            self.kernels = StepKernels(process.settings, process.vocab_size, tokens_BC)
+        memory = process.memory
+        self.history = _history(tokens_BC, memory, only_argmax=self.kernels is not None)
         self.canvas = State(
             index=torch.zeros_like(self.seed_B),
             attempt=0,
@@ -85,18 +93,13 @@ class Canvases:
             # float64, because the host computes temperatures in it too
             step=torch.zeros(count, dtype=torch.float64, device=device),
             soft_CH=soft_BCH,
-            history=tuple(_earlier(self.history, i) for i in range(self.process.memory)),
+            history=() if self.kernels else tuple(_earlier(self.history, i) for i in range(memory)),
             accepted_C=torch.zeros_like(tokens_BC, dtype=torch.bool),
             steady_C=torch.zeros_like(tokens_BC),
             settled_C=torch.zeros_like(tokens_BC, dtype=torch.bool),
         )
         # The canvases that these tensors hold. A draft may be resumed by a request with another seed.
         self.held: list[tuple[Canvas, Process] | None] = [None] * count
-        self.kernels = None
-        uniform = type(process) is Process  # in `slots.py` settings are tensors
-        fits = uniform and isinstance(process.source, KernelSource) and tokens_BC.shape[1] <= LONGEST
-        if fits and advances(process.settings):
-            self.kernels = StepKernels(process.settings, process.vocab_size, tokens_BC)
 
     def load(self, requests: Sequence[Denoising]) -> None:
         """Copy the canvases of these requests into the tensors."""
@@ -114,12 +117,11 @@ class Canvases:
         batch.step[i] = canvas.step
         for name in ("tokens_C", "pin_C", "soft_CH", "accepted_C", "steady_C", "settled_C"):
             _fill(getattr(batch, name)[i], getattr(canvas, name), 0)
-        for back, past in enumerate(reversed(batch.history), start=1):
-            for name in self.history:
-                target = getattr(past, name)[i]
+        for name, past_MBC in self.history.items():
+            for back in range(1, len(past_MBC) + 1):
                 value = getattr(canvas.history[-back], name) if back <= len(canvas.history) else None
-                # No such step, or not with this sampler: tokens equal to none, and probabilities of zero.
-                _fill(target, value, 0.0 if target.is_floating_point() else FREE)
+                # If there was no such step: tokens equal to none, and probabilities of zero.
+                _fill(past_MBC[-back, i], value, 0.0 if past_MBC.is_floating_point() else FREE)
 
     # --- on the device --------------------------------------------------------------------------------------------
 
@@ -161,7 +163,6 @@ class Canvases:
             flags=torch.stack([after.accepted_C, after.settled_C]),
             soft_BCH=after.soft_CH,
             converged_B=self.process.converged(after),
-            extra={name: tensor for name in EXTRA if (tensor := getattr(now, name)) is not None},
         )
         for name in ("tokens_C", "pin_C", "soft_CH", "accepted_C", "steady_C", "settled_C", "step"):
             getattr(batch, name).copy_(getattr(after, name))
@@ -181,7 +182,7 @@ class Canvases:
         ints, floats, flags, converged_B = kernels.advance(
             prediction, batch.pin_C, batch.tokens_C, batch.accepted_C, batch.step, past_MBC
         )
-        return Advanced(ints, floats, flags, batch.soft_CH, converged_B, {})
+        return Advanced(ints, floats, flags, batch.soft_CH, converged_B)
 
     # --- back on the host -----------------------------------------------------------------------------------------
 
@@ -193,7 +194,6 @@ class Canvases:
             floats=found.floats.clone(),
             flags=found.flags.clone(),
             soft_BCH=found.soft_BCH.clone(),
-            extra={name: tensor.clone() for name, tensor in found.extra.items()},
         )
         flags = converged(requests, found)[: len(requests)]
         after = [
@@ -221,7 +221,6 @@ def canvas_after(request: Denoising, i: int, found: Advanced, is_over: bool) -> 
         confidence_C,
         entropy_C,
         remaining=process.settings.steps - before.step,
-        **{name: tensor[i, part] for name, tensor in found.extra.items()},
     )
     return replace(
         before,

@@ -31,15 +31,13 @@ from gesso.backends.cuda.passes import TEXTS, Passes, denoising, has_images, sco
 from gesso.diffusion.canvas import Process
 from gesso.diffusion.hash import send
 from gesso.model.cache import KVCache
-from gesso.settings import SAMPLERS, STOPPINGS, Diffusion, Need
+from gesso.settings import Diffusion
 
 MAX_GRAPHS = 32
 MAX_SEEN = 256  # shapes whose passes are counted
 SLOTS = 8  # segments for texts; the last one is empty and has the padding
 # A pass with texts and canvases gets a graph of its own if its shape recurs. Until then, its parts are replayed apart.
 LATER = 8
-# Samplers and stopping rules that read nothing on the host. Those of callers may.
-READ_NOTHING = frozenset(SAMPLERS) - {"verified"} | frozenset(STOPPINGS) - {"plateau"}
 HELD = ("canvas", "verified")  # pieces whose tokens are those of a canvas
 
 
@@ -51,7 +49,6 @@ class Shape:
     pieces: tuple[tuple[int, Kind], ...]
     # of the predictions: canvases, with the text to verify if there is one; and the last tokens of texts of kind "next"
     lengths: tuple[int, ...]
-    needs: frozenset[Need]  # of all canvases together
     likely: bool  # whether a constraint may need the most likely tokens
     settings: Diffusion | None  # settings of all canvases; None: they advance outside of the graph
     eos: frozenset[int]
@@ -73,12 +70,11 @@ def shape_of(work: Sequence[Work], pads: bool = False) -> Shape | None:
     elif any(kind == "scored" for _, kind in pieces):
         return None
     lengths = tuple(len(each.canvas.tokens_C) for each in canvases)
-    needs = frozenset[Need]().union(*(each.process.needs for each in canvases))
     likely = any(each.is_constrained for each in canvases)
     settings = {(each.process.settings, each.process.eos) for each in canvases}
     if len(settings) == 1 and len(set(lengths)) == 1 and all(map(_advances_on_device, canvases)):
-        return Shape(room, tuple(pieces), lengths, needs, likely, *settings.pop())
-    return Shape(room, tuple(pieces), lengths, needs, likely, None, frozenset())
+        return Shape(room, tuple(pieces), lengths, likely, *settings.pop())
+    return Shape(room, tuple(pieces), lengths, likely, None, frozenset())
 
 
 def room_for(tokens: int) -> int:
@@ -88,10 +84,9 @@ def room_for(tokens: int) -> int:
 
 
 def _advances_on_device(each: Denoising) -> bool:
-    settings = each.process.settings
-    names = settings.sampler, settings.stopping
-    built_in = all(isinstance(name, str) and name in READ_NOTHING for name in names)
-    return built_in and not settings.restricts_draws
+    """Return whether a captured pass can take the step of this canvas."""
+    process = each.process
+    return not (process.reads_host or process.settings.verified or process.settings.restricts_draws)
 
 
 class Graphs:
@@ -275,12 +270,9 @@ class Graph(Captured):
         if not lengths:
             return
         self.hidden_TH = joined(predicting(self.hidden, kinds))
-        needs = self.shape.needs
         self.prediction = self.backend.predict(
             *(self.hidden_TH, self.temperature_T, self.key_T2, lengths),
             soft=self.conditions,
-            top="top" in needs,
-            current_T=self.tokens_T if "current" in needs else None,
             likely=self.shape.likely,
         )
         if self.canvases:

@@ -201,7 +201,7 @@ class PackedPass(Captured):
         tokens_T, soft_TH = state.tokens_C.flatten()[place_T], state.soft_CH.flatten(0, 1)[place_T]
         self.hidden = self.backend.flow(self.plan, [*pieces, Piece(-1, tokens_T, causal=False, soft_SH=soft_TH)])
         self.prediction = self.backend.predict(
-            self.hidden[-1], temperature_T, key_T2, self.lengths, soft=True, top=True, current_T=tokens_T, likely=True
+            self.hidden[-1], temperature_T, key_T2, self.lengths, soft=True, likely=True
         )
         basic = ("candidate_C", "argmax_C", "confidence_C", "entropy_C", "soft_CH")
         spread = {name: tensor[self.to_P] for name, tensor in self.prediction.tensors().items() if name in basic}

@@ -57,8 +57,6 @@ class Passes(Protocol):
         key_T2: Tensor,
         lengths: Sequence[int],
         soft: bool = True,
-        top: bool = False,
-        current_T: Tensor | None = None,
         likely: bool = False,
     ) -> Prediction: ...
 

@@ -26,7 +26,7 @@ from gesso.diffusion.hash import send
 from gesso.diffusion.noise import HashSource
 from gesso.diffusion.prediction import Prediction
 from gesso.diffusion.samplers import EntropyBound
-from gesso.diffusion.stopping import mean_entropy
+from gesso.diffusion.stopping import Stopping, mean_entropy
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import Diffusion
 
@@ -59,15 +59,18 @@ def takes_step(request: Denoising) -> bool:
 
 
 @dataclass(frozen=True)
-class StableOrFixed:
+class StableOrFixed(Stopping):
     """`StableAndConfident` with other numbers for each canvas; a fixed number of steps never stops early."""
 
     stability_B: Tensor
     below_B: Tensor
-    memory: int = MEMORY
 
-    def __call__(self, history: Sequence[Prediction], judged_C: Tensor) -> Tensor:
-        *earlier, now = history[-self.memory - 1 :]
+    @property
+    def memory(self) -> int:
+        return MEMORY
+
+    def __call__(self, history: Sequence[Prediction], judged_C: Tensor, settings: Diffusion) -> Tensor:
+        *earlier, now = history
         mean_B = mean_entropy(now, judged_C)
         done_B = mean_B < self.below_B.to(mean_B.dtype)
         for back, past in enumerate(reversed(earlier), start=1):

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from gesso.errors import InputError
-from gesso.settings import SETTINGS, STOPPINGS, Diffusion, choose
+from gesso.settings import STOPPINGS, Diffusion, choose
 
 DRAWN = 18  # candidates with several settings changed at random
 TRIES = 1000  # draws at most: a few samplers have fewer combinations than DRAWN
@@ -18,9 +18,7 @@ TEMPERATURES = ((1, 1), (0.6, 1), (0.4, 0.5), (0.2, 0.2))  # of t_max and t_min
 GREEDS = (0.0, 0.0, 0.5, 1.0)
 LENGTHS = (None, None, None, 0.5)  # of a canvas
 SHORTEST = 16  # tokens of a canvas
-# Of a sampler that drafts some tokens and then decides: factors of its own draft, and how much less likely they may be.
-DRAFTS = (0.5, 1, 2)
-RATIOS = (1.0, 0.5, 0.3, 0.1)
+DRAFTS = (0.5, 1, 2)  # of a sampler that drafts some tokens and then decides: factors of its own draft
 
 
 def candidates(default: Diffusion, samplers: Sequence[str], canvas: int, seed: int) -> list[Diffusion]:
@@ -93,8 +91,6 @@ def _draw(rng: random.Random, default: Diffusion, sampler: str, canvas: int) -> 
     if writes_tokens(sampler):
         if (draft := _draft(sampler)) > 1:
             shared["canvas_length"] = max(2, round(draft * rng.choice(DRAFTS)))
-            if "accept_ratio" in SETTINGS:
-                shared["accept_ratio"] = rng.choice(RATIOS)
         return shared
     length = rng.choice(LENGTHS)
     return shared | {

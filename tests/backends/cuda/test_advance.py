@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from examples.samplers import rules
 from gesso.backends.cuda.canvases import Canvases
 from gesso.backends.cuda.kernels import advance
 from gesso.backends.cuda.noise import KernelSource
@@ -99,7 +100,7 @@ def test_step_kernels_match_the_plain_step(options, converges, count, length, mo
         assert all(torch.equal(a, b) for a, b in zip(*inputs, strict=True))
         assert all(torch.equal(*(getattr(each, name) for each in outputs)) for name in OUTPUTS), step
         assert all(torch.equal(getattr(fused.canvas, name), getattr(plain.canvas, name)) for name in STATE), step
-        assert all(torch.equal(fused.history[name], plain.history[name]) for name in plain.history), step
+        assert all(torch.equal(fused.history[name], plain.history[name]) for name in fused.history), step
         accepted |= set(outputs[1].flags[0].unique().tolist())
         seen |= bool(outputs[1].converged_B.any())
     assert accepted == {True, False} and seen == converges, "the test should see every case"
@@ -128,7 +129,7 @@ def test_position_without_a_number_as_entropy_is_not_accepted(monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [{"greed": 0.5}, {"settle": 1}, {"eos_settles": True}, {"sampler": "credit"}, {"stopping": "plateau"}],
+    [{"greed": 0.5}, {"settle": 1}, {"eos_settles": True}, {"sampler": rules.Credit()}, {"stopping": rules.Plateau()}],
     ids=str,
 )
 def test_other_settings_take_the_plain_step(options):

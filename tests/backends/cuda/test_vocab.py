@@ -15,7 +15,7 @@ from gesso.backends.cuda.kernels import soft
 from gesso.backends.cuda.kernels import vocab as vocab_kernel
 from gesso.backends.cuda.kernels.capped import Product
 from gesso.backends.cuda.kernels.hash import negative_gumbel
-from gesso.backends.cuda.kernels.top import likely_tokens
+from gesso.backends.cuda.kernels.top import most_likely
 from gesso.backends.torch import TorchBackend
 from gesso.checkpoint.quantize.formats import FORMATS
 from gesso.diffusion import hash
@@ -25,7 +25,6 @@ from gesso.model.transformer import DiffusionGemma
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SOFTCAP, SCALE = 30.0, 7.5
 NAMES = ("candidate_C", "argmax_C", "confidence_C", "entropy_C", "soft_CH")
-EXTRA = ("top_CK", "top_probability_CK", "current_C")
 LIKELY_NAMES = ("likely_CK", "likely_logit_CK")
 
 
@@ -264,24 +263,21 @@ def test_predict_kernels_reject_mixed_dtypes_and_wide_keys():
         fast(hidden_TH, head_VH, key_T2=keys(3).long())
 
 
-# --- the most probable tokens, and the probability of the token on the canvas -----------------------------------------
+# --- the most probable tokens -----------------------------------------------------------------------------------------
 
 
 # Several tiles with a ragged last one, fewer tiles than tokens to find, and one tile.
 @pytest.mark.parametrize(("tokens", "vocabulary"), [(5, 330), (3, 130), (1, 40)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_top_tokens_and_their_probabilities_match_plain_operations(tokens, vocabulary, dtype):
+def test_likely_tokens_match_plain_operations(tokens, vocabulary, dtype):
     """Logits are multiples of an eighth, so many of them are equal: the lowest tokens come first."""
     hidden_TH, head_VH = eighths(tokens, 24, dtype=dtype), eighths(vocabulary, 24, dtype=dtype)
     temperature_T = torch.linspace(0.4, 2.5, tokens, device=DEVICE)
-    current_T = torch.randint(0, vocabulary, (tokens,), device=DEVICE)
-    extra = {"top": True, "current_T": current_T, "soft": False}
-    mine, theirs = (predict(hidden_TH, head_VH, temperature_T, **extra, likely=True) for predict in (fast, plain))
-    assert_same(mine, theirs, names=(*EXTRA, *LIKELY_NAMES))
-    assert torch.equal(mine.top_CK[:, 0], mine.argmax_C)
-    assert torch.equal(mine.top_probability_CK[:, 0], mine.confidence_C)
-    without = fast(hidden_TH, head_VH, temperature_T, **extra)
-    assert all(torch.equal(getattr(mine, name), getattr(without, name)) for name in EXTRA)
+    given = hidden_TH, head_VH, temperature_T
+    mine, theirs = (predict(*given, soft=False, likely=True) for predict in (fast, plain))
+    assert_same(mine, theirs, names=LIKELY_NAMES)
+    assert torch.equal(mine.likely_CK[:, 0], mine.argmax_C)
+    without = fast(*given, soft=False)
     assert without.likely_CK is None and without.likely_logit_CK is None
 
 
@@ -289,19 +285,18 @@ def test_the_plain_order_of_equal_tokens_is_ascending():
     hidden_TH, head_VH = torch.ones(2, 8, device=DEVICE), torch.zeros(300, 8, device=DEVICE)
     head_VH[[7, 70, 290]] = 1.0
     for predict in (fast, plain):
-        found = predict(hidden_TH, head_VH, top=True, soft=False, likely=True)
-        assert found.top_CK.tolist() == [[7, 70, 290, 0]] * 2
+        found = predict(hidden_TH, head_VH, soft=False, likely=True)
         assert found.likely_CK.tolist() == [[7, 70, 290, *range(7), *range(8, 14)]] * 2
 
 
-def test_top_tokens_are_found_in_any_tiles():
+def test_likely_tokens_are_found_in_any_tiles():
     """In one tile, in the last tile, in as many tiles as there are tokens, and after others in the same tile."""
     head_VH = torch.zeros(330, 8, device=DEVICE)
     for tokens in ([3, 4, 5, 6], [320, 325, 329, 64], [300, 10, 70, 140], [200, 201, 0, 202]):
         head_VH.zero_()
         head_VH[tokens] = torch.tensor([4.0, 3.0, 2.0, 1.0], device=DEVICE)[:, None]
-        found = fast(torch.ones(1, 8, device=DEVICE), head_VH, top=True, soft=False)
-        assert found.top_CK.tolist() == [tokens]
+        found = fast(torch.ones(1, 8, device=DEVICE), head_VH, soft=False, likely=True)
+        assert found.likely_CK[0, :4].tolist() == tokens
 
 
 @pytest.mark.parametrize("levels", [2, 30, 100_000], ids=lambda levels: f"{levels} values")
@@ -310,25 +305,23 @@ def test_likely_tokens_of_many_tiles_are_the_first_of_a_stable_sort(levels):
     tiles, width, vocabulary = 37, 64, 37 * 64 - 50
     stored_TV = torch.randint(0, levels, (3, tiles * width), device=DEVICE).float() * (20 / levels) - 15
     padded_TV = stored_TV.masked_fill(torch.arange(tiles * width, device=DEVICE) >= vocabulary, -1e30)
-    ones_T, peak_TP = torch.ones(3, device=DEVICE), padded_TV.unflatten(-1, (tiles, width)).amax(-1)
-    found = likely_tokens(stored_TV, ones_T, ones_T, ones_T, SOFTCAP, peak_TP, vocabulary, 16)
+    peak_TP = padded_TV.unflatten(-1, (tiles, width)).amax(-1)
+    found = most_likely(stored_TV, SOFTCAP, peak_TP, vocabulary, 16)
     expected_TK = padded_TV.sort(dim=-1, descending=True, stable=True).indices[:, :16]
     assert torch.equal(found.token_TK, expected_TK)
     capped_TK = SOFTCAP * (padded_TV.take_along_dim(expected_TK, -1) / SOFTCAP).tanh()
     torch.testing.assert_close(found.logit_TK, capped_TK, rtol=1e-5, atol=1e-5)
 
 
-def test_top_tokens_are_batch_invariant_and_change_nothing_else():
+def test_likely_tokens_are_batch_invariant_and_change_nothing_else():
     hidden_TH, head_VH = torch.randn(5, 16, device=DEVICE), torch.randn(150, 16, device=DEVICE) / 4
     temperature_T, key_T2 = torch.linspace(0.4, 2.5, 5, device=DEVICE), keys(5)
-    current_T = torch.randint(0, 150, (5,), device=DEVICE)
-    more = {"top": True, "likely": True}
-    among = fast(hidden_TH, head_VH, temperature_T, key_T2, current_T=current_T, **more)
+    among = fast(hidden_TH, head_VH, temperature_T, key_T2, likely=True)
     without = fast(hidden_TH, head_VH, temperature_T, key_T2)
     rows = [4, 2]
-    alone = fast(hidden_TH[rows], head_VH, temperature_T[rows], key_T2[rows], current_T=current_T[rows], **more)
-    for name in (*NAMES, *EXTRA, *LIKELY_NAMES):
+    alone = fast(hidden_TH[rows], head_VH, temperature_T[rows], key_T2[rows], likely=True)
+    for name in (*NAMES, *LIKELY_NAMES):
         assert torch.equal(getattr(alone, name), getattr(among, name)[rows]), name
     for name in NAMES:
         assert torch.equal(getattr(without, name), getattr(among, name)), name
-    assert all(getattr(without, name) is None for name in (*EXTRA, *LIKELY_NAMES))
+    assert all(getattr(without, name) is None for name in LIKELY_NAMES)

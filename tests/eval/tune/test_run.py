@@ -34,12 +34,12 @@ def test_candidates_are_a_fixed_set_with_every_sampler_and_stopping_rule():
     assert {one.stopping for one in found} == set(STOPPINGS)  # "fixed" is that of autoregressive decoding
     for name in ("steps", "entropy_bound", "confidence", "t_max", "stability", "eos_settles", "greed", "canvas_length"):
         assert len({getattr(one, name) for one in found}) > 1, name
-    only = candidates(default, ["argmax"], 64, seed=0)
-    assert {one.sampler for one in only[1:]} == {"argmax"}
+    only = candidates(default, ["verified"], 64, seed=0)
+    assert {one.sampler for one in only[1:]} == {"verified"}
     tokens = candidates(default, ["autoregressive"], 64, seed=0)
     assert len(tokens) > 5 and {one.sampler for one in tokens[1:]} == {"autoregressive"}
     assert changes(tokens[2], default) == "greed 1, sampler autoregressive"
-    assert candidates(tokens[1], ["argmax"], 64, seed=0)[1].steps > 1  # a default without steps
+    assert candidates(tokens[1], ["entropy-bound"], 64, seed=0)[1].steps > 1  # a default without steps
     assert changes(default, default) == "default"
     assert changes(replace(default, steps=3, greed=1.0), default) == "steps 3, greed 1"
 
@@ -66,7 +66,7 @@ def test_held_out_rows_are_disjoint_from_tuning_rows():
 def test_items_on_both_sides_are_rejected(tiny):
     items = rows(9)
     with pytest.raises(InputError, match="both for tuning and held out"):
-        run.tune(tiny, "x", ByModel(), items[:5], items[4:], samplers=["argmax"], options=SHORT)
+        run.tune(tiny, "x", ByModel(), items[:5], items[4:], samplers=["verified"], options=SHORT)
 
 
 # --- verdict ----------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_another_score_that_falls_beyond_noise_is_a_veto():
 
 
 def small(tiny, judge, tuning, held_out, **options) -> run.Tuning:
-    few = {"samplers": ["argmax", "autoregressive"], "options": SHORT, "seed": 1}
+    few = {"samplers": ["entropy-bound", "autoregressive"], "options": SHORT, "seed": 1}
     return run.tune(tiny, "small", judge, tuning, held_out, **few | options)
 
 

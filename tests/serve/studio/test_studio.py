@@ -93,7 +93,7 @@ def test_a_tool_call_is_shown_and_answered(page):
 
 def test_stop_ends_an_answer_and_frees_its_slot(page, studio):
     view = page.locator("chat-view")
-    setting(view, {"Steps": 1000, "Sampler": "ancestral", "Longest answer": 256})
+    setting(view, {"Steps": 1000, "Stopping rule": "fixed", "Longest answer": 256})
     view.get_by_label("Message", exact=True).fill("def f():")
     view.get_by_role("button", name="Send").click()
     view.locator("[role=option]").first.wait_for()
@@ -156,7 +156,7 @@ def test_compare_shows_the_same_step_of_two_settings_side_by_side(page):
     view = page.locator("compare-view")
     view.get_by_label("Longest answer").first.fill("16")
     for side, steps in ((0, 2), (1, 6)):
-        setting(view, {"Steps": steps, "Sampler": "ancestral"}, side)
+        setting(view, {"Steps": steps, "Stopping rule": "fixed"}, side)
         expect(view.get_by_role("heading", level=2).nth(side)).to_contain_text(f"steps {steps}")
     view.get_by_role("button", name="Run both").click()
     expect(view.get_by_role("status")).to_contain_text("% of the tokens are the same")

@@ -1,4 +1,4 @@
-"""The most probable tokens of each row, and the probability of one given token, from the logits that `vocab.py` stores.
+"""The most probable tokens of each row, from the logits that `vocab.py` stores.
 
 T tokens, V vocabulary, P tiles of the vocabulary, K most probable tokens.
 
@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gesso.backends.cuda.kernels.capped import LOWEST, distance_to_cap, logit_at, span_of
-from gesso.backends.cuda.kernels.special import exp2, in_ptx
+from gesso.backends.cuda.kernels.capped import LOWEST, distance_to_cap, logit_at
+from gesso.backends.cuda.kernels.special import in_ptx
 
 WARPS = 4
 FOUND = tl.constexpr(-(2**63) + 1)  # below the key of any value
@@ -29,29 +29,16 @@ class Likely(NamedTuple):
     """The most probable tokens of each row, in descending order."""
 
     token_TK: Tensor
-    probability_TK: Tensor  # at the step's temperature
     logit_TK: Tensor  # after the softcap, before the temperature
 
 
-def likely_tokens(
-    stored_TV: Tensor,
-    temperature_T: Tensor,
-    best_T: Tensor,
-    confidence_T: Tensor,
-    softcap: float,
-    peak_TP: Tensor,
-    vocabulary: int,
-    count: int,
-) -> Likely:
-    """Return the `count` most probable tokens of each row; `count` is a power of two, and not above the vocabulary.
-
-    `best_T` is the distance of each row's largest logit to the cap, `confidence_T` the probability of its token.
-    """
+def most_likely(stored_TV: Tensor, softcap: float, peak_TP: Tensor, vocabulary: int, count: int) -> Likely:
+    """Return the `count` most probable tokens of each row; `count` is a power of two, and not above the vocabulary."""
     tokens, tiles = peak_TP.shape
     token_TK = stored_TV.new_empty(tokens, count, dtype=torch.int64)
-    probability_TK, logit_TK = (stored_TV.new_empty(tokens, count, dtype=torch.float32) for _ in range(2))
+    logit_TK = stored_TV.new_empty(tokens, count, dtype=torch.float32)
     _top[(tokens,)](
-        *(stored_TV, temperature_T, best_T, confidence_T, softcap, peak_TP, token_TK, probability_TK, logit_TK),
+        *(stored_TV, softcap, peak_TP, token_TK, logit_TK),
         V=vocabulary,
         P=tiles,
         K=count,
@@ -60,21 +47,7 @@ def likely_tokens(
         PTX=in_ptx(stored_TV),
         num_warps=WARPS,
     )
-    return Likely(token_TK, probability_TK, logit_TK)
-
-
-def probability_of(
-    token_T: Tensor, stored_TV: Tensor, temperature_T: Tensor, best_T: Tensor, confidence_T: Tensor, softcap: float
-) -> Tensor:
-    """Return the probability of one token per row."""
-    probability_T = torch.empty_like(confidence_T)
-    _probability[(len(token_T),)](
-        *(token_T.contiguous(), stored_TV, temperature_T, best_T, confidence_T, softcap, probability_T),
-        WIDTH=stored_TV.shape[1],
-        PTX=in_ptx(stored_TV),
-        num_warps=1,
-    )
-    return probability_T
+    return Likely(token_TK, logit_TK)
 
 
 # --- kernels ---
@@ -106,15 +79,15 @@ def _height(key):
     return _ordered((key >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize_on_alignment=["temperature_T"])
+@triton.jit
 def _top(
-    stored_TV, temperature_T, best_T, confidence_T, softcap, peak_TP, token_TK, probability_TK, logit_TK,
+    stored_TV, softcap, peak_TP, token_TK, logit_TK,
     V: tl.constexpr, P: tl.constexpr, K: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_V: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Find the K most probable tokens of one row.
 
-    Grid: (T,). stored is [T, P BLOCK_V], peak [T, P]; token, probability and logit are [T, K]. Latency-bound.
+    Grid: (T,). stored is [T, P BLOCK_V], peak [T, P]; token and logit are [T, K]. Latency-bound.
     """
     row = tl.program_id(0)
     tile_P, rank_K = tl.arange(0, BLOCK_P), tl.arange(0, K)
@@ -132,25 +105,8 @@ def _top(
     stored_KV = tl.load(stored_TV + row.to(tl.int64) * (P * BLOCK_V) + token_KV)
     height_KV = tl.where(token_KV < V, -distance_to_cap(stored_KV, softcap, PTX), LOWEST)
     key_N = tl.ravel(_key(height_KV, token_KV))
-    span = span_of(softcap, tl.load(temperature_T + row))
-    best, confidence = tl.load(best_T + row), tl.load(confidence_T + row)
     for k in tl.static_range(K):
         key = tl.max(key_N, 0)
-        height = _height(key)
         tl.store(token_TK + row * K + k, tl.minimum(_index(key), V - 1).to(tl.int64))
-        tl.store(probability_TK + row * K + k, exp2(span * (best + height), PTX) * confidence)
-        tl.store(logit_TK + row * K + k, logit_at(-height, softcap))
+        tl.store(logit_TK + row * K + k, logit_at(-_height(key), softcap))
         key_N = tl.where(key_N == key, FOUND, key_N)
-
-
-@triton.jit(do_not_specialize_on_alignment=["token_T", "temperature_T"])
-def _probability(
-    token_T, stored_TV, temperature_T, best_T, confidence_T, softcap, probability_T,
-    WIDTH: tl.constexpr, PTX: tl.constexpr,
-):  # fmt: skip
-    """Compute the probability of one token of one row. Grid: (T,). stored is [T, WIDTH]. Latency-bound."""
-    row = tl.program_id(0)
-    stored = tl.load(stored_TV + row.to(tl.int64) * WIDTH + tl.load(token_T + row))
-    span = span_of(softcap, tl.load(temperature_T + row))
-    below = span * (tl.load(best_T + row) - distance_to_cap(stored, softcap, PTX))
-    tl.store(probability_T + row, exp2(below, PTX) * tl.load(confidence_T + row))

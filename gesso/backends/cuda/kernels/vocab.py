@@ -8,7 +8,7 @@ T tokens of all segments, V vocabulary, H hidden, P tiles of the vocabulary, S s
                        stored in the working dtype; no float32 [T, V] exists.
   2. `_merge`          merges the tiles of a row, in a fixed order: candidate, argmax, confidence, entropy.
 
-in `top.py`, if the prediction needs them,
+in `top.py`, if a constraint needs them,
 
      `_top`            finds the most probable tokens of a row in the tiles with the largest logits.
      `_probability`    computes the probability of the token on the canvas.
@@ -60,9 +60,9 @@ from gesso.backends.cuda.kernels.hash import negative_gumbel
 from gesso.backends.cuda.kernels.linear import quantize_rows
 from gesso.backends.cuda.kernels.soft import expected
 from gesso.backends.cuda.kernels.special import exp2, in_ptx, rounded
-from gesso.backends.cuda.kernels.top import likely_tokens, probability_of
+from gesso.backends.cuda.kernels.top import most_likely
 from gesso.checkpoint.quantize.packed import Packed, Weight
-from gesso.diffusion.prediction import LIKELY, TOP, Prediction
+from gesso.diffusion.prediction import LIKELY, Prediction
 from gesso.errors import InputError
 
 # A Hopper SM has 228 KB of shared memory (227 for one program) and 64 Ki registers, at most 255 per thread; wgmma works
@@ -91,13 +91,11 @@ def predict(
     temperature_T: Tensor,
     key_T2: Tensor,
     soft: bool = True,
-    top: bool = False,
-    current_T: Tensor | None = None,
     likely: bool = False,
 ) -> Prediction:
     """Return the prediction of every row at its own temperature. Nothing is read on the host, so this can be captured.
 
-    See `Backend.predict` for `soft`, `top`, `current_T` and `likely`.
+    See `Backend.predict` for `soft` and `likely`.
 
     The rows of all three matrices must start at multiples of 16 bytes, as the copy engine requires.
     """
@@ -150,21 +148,15 @@ def predict(
 
     # Before `expected`, which overwrites the logits.
     logits = stored_TV, temperature_T, best_T, confidence_T, softcap
-    found = None
-    if top or likely:
-        found = likely_tokens(*logits, statistics_4TP[0], vocabulary, LIKELY if likely else TOP)
-    current_probability_T = None if current_T is None else probability_of(current_T, *logits)
+    likely_tokens = most_likely(stored_TV, softcap, statistics_4TP[0], vocabulary, LIKELY) if likely else None
     return Prediction(
         candidate_C=candidate_T,
         argmax_C=argmax_T,
         confidence_C=confidence_T,
         entropy_C=entropy_T,
         soft_CH=expected(*logits, embedding_VH, embed_scale) if soft else None,
-        top_CK=found.token_TK[:, :TOP].contiguous() if found and top else None,
-        top_probability_CK=found.probability_TK[:, :TOP].contiguous() if found and top else None,
-        current_C=current_probability_T,
-        likely_CK=found.token_TK if found and likely else None,
-        likely_logit_CK=found.logit_TK if found and likely else None,
+        likely_CK=likely_tokens.token_TK if likely_tokens else None,
+        likely_logit_CK=likely_tokens.logit_TK if likely_tokens else None,
     )
 
 
