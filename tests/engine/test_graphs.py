@@ -8,7 +8,6 @@ import gc
 import weakref
 
 import pytest
-import torch
 
 from examples.samplers import rules
 from gesso.adapters.lora import Lora, make_adaptable
@@ -23,16 +22,9 @@ from tests.engine_requests import request, result
 
 
 class OnDevice(rules.ConfidenceThreshold):
-    """A caller's sampler that says that captured passes may apply it, and reads the step before."""
+    """A caller's sampler that says that captured passes may apply it."""
 
     reads_host = False
-    memory = 1
-
-    def __call__(self, canvas_C, prediction, moment):
-        _, accepted_C = super().__call__(canvas_C, prediction, moment)
-        for past in moment.history:
-            accepted_C = accepted_C | (past.entropy_C > prediction.entropy_C)
-        return torch.where(accepted_C, prediction.candidate_C, moment.noise(canvas_C)), accepted_C
 
 
 OPTIONS = (

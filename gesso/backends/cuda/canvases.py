@@ -22,32 +22,9 @@ from gesso.diffusion.schedule import temperature
 from gesso.model.transformer import DiffusionGemma
 
 
-def _history(tokens_BC: Tensor, memory: int, only_argmax: bool) -> dict[str, Tensor]:
-    """Return the fields [M, B, C] of earlier predictions, the newest last. The kernels of a step read the argmax only.
-
-    One tensor per field: it moves by one step in one copy, not one copy per step.
-    """
-    if not memory:
-        return {}
-    past_MBC = tokens_BC.new_zeros(memory, *tokens_BC.shape)
-    history = {"argmax_C": past_MBC}
-    if not only_argmax:
-        history |= {
-            "candidate_C": past_MBC.clone(),
-            "confidence_C": past_MBC.float(),
-            "entropy_C": past_MBC.float(),
-        }
-    return history
-
-
-def _earlier(history: dict[str, Tensor], i: int) -> Prediction:
-    """Return the view of an earlier prediction."""
-    return Prediction(
-        candidate_C=history["candidate_C"][i],
-        argmax_C=history["argmax_C"][i],
-        confidence_C=history["confidence_C"][i],
-        entropy_C=history["entropy_C"][i],
-    )
+def _earlier(past_MBC: Tensor) -> tuple[Prediction, ...]:
+    """Return views of earlier predictions. Their argmax, which the built-in rules read, stands for the other fields."""
+    return tuple(Prediction(past_BC, past_BC, past_BC, past_BC) for past_BC in past_MBC)
 
 
 @dataclass(frozen=True)
@@ -78,13 +55,8 @@ class Canvases:
         self.process, self.seed_B = process, process.seed
         count, device = len(tokens_BC), tokens_BC.device
         self.process.eos_E  # noqa: B018 - compute it now: a copy from the host cannot be captured
-        self.kernels = None
-        uniform = type(process) is Process  # in `slots.py` settings are tensors
-        fits = uniform and isinstance(process.source, KernelSource) and tokens_BC.shape[1] <= LONGEST
-        if fits and advances(process.settings):
-            self.kernels = StepKernels(process.settings, process.vocab_size, tokens_BC)
-        memory = process.memory
-        self.history = _history(tokens_BC, memory, only_argmax=self.kernels is not None)
+        # One tensor for all earlier steps: it moves by one step in one copy.
+        self.past_MBC = tokens_BC.new_zeros(process.memory, *tokens_BC.shape)
         self.canvas = State(
             index=torch.zeros_like(self.seed_B),
             attempt=0,
@@ -93,13 +65,18 @@ class Canvases:
             # float64, because the host computes temperatures in it too
             step=torch.zeros(count, dtype=torch.float64, device=device),
             soft_CH=soft_BCH,
-            history=() if self.kernels else tuple(_earlier(self.history, i) for i in range(memory)),
+            history=_earlier(self.past_MBC),
             accepted_C=torch.zeros_like(tokens_BC, dtype=torch.bool),
             steady_C=torch.zeros_like(tokens_BC),
             settled_C=torch.zeros_like(tokens_BC, dtype=torch.bool),
         )
         # The canvases that these tensors hold. A draft may be resumed by a request with another seed.
         self.held: list[tuple[Canvas, Process] | None] = [None] * count
+        self.kernels = None
+        uniform = type(process) is Process  # in `slots.py` settings are tensors
+        fits = uniform and isinstance(process.source, KernelSource) and tokens_BC.shape[1] <= LONGEST
+        if fits and advances(process.settings):
+            self.kernels = StepKernels(process.settings, process.vocab_size, tokens_BC)
 
     def load(self, requests: Sequence[Denoising]) -> None:
         """Copy the canvases of these requests into the tensors."""
@@ -117,11 +94,9 @@ class Canvases:
         batch.step[i] = canvas.step
         for name in ("tokens_C", "pin_C", "soft_CH", "accepted_C", "steady_C", "settled_C"):
             _fill(getattr(batch, name)[i], getattr(canvas, name), 0)
-        for name, past_MBC in self.history.items():
-            for back in range(1, len(past_MBC) + 1):
-                value = getattr(canvas.history[-back], name) if back <= len(canvas.history) else None
-                # If there was no such step: tokens equal to none, and probabilities of zero.
-                _fill(past_MBC[-back, i], value, 0.0 if past_MBC.is_floating_point() else FREE)
+        for back in range(1, len(self.past_MBC) + 1):
+            argmax_C = canvas.history[-back].argmax_C if back <= len(canvas.history) else None
+            _fill(self.past_MBC[-back, i], argmax_C, FREE)  # without such a step: tokens that equal none
 
     # --- on the device --------------------------------------------------------------------------------------------
 
@@ -166,8 +141,8 @@ class Canvases:
         )
         for name in ("tokens_C", "pin_C", "soft_CH", "accepted_C", "steady_C", "settled_C", "step"):
             getattr(batch, name).copy_(getattr(after, name))
-        for name, past_MBC in self.history.items():
-            past_MBC.copy_(torch.cat([past_MBC[1:], getattr(now, name)[None]]))
+        if len(self.past_MBC):
+            self.past_MBC.copy_(torch.cat([self.past_MBC[1:], now.argmax_C[None]]))
         return found
 
     def _step_by_kernels(self, kernels: StepKernels, prediction: Prediction, model: DiffusionGemma) -> Advanced:
@@ -178,7 +153,7 @@ class Canvases:
             table = model.decoder.embed_tokens.weight
             pin_T, soft_TH = batch.pin_C.flatten(), batch.soft_CH.flatten(0, 1)
             embed.with_pins(pin_T, prediction.soft_CH, table, model.embed_scale, soft_TH)
-        past_MBC = self.history.get("argmax_C")
+        past_MBC = self.past_MBC if len(self.past_MBC) else None
         ints, floats, flags, converged_B = kernels.advance(
             prediction, batch.pin_C, batch.tokens_C, batch.accepted_C, batch.step, past_MBC
         )

@@ -31,6 +31,7 @@ from gesso.backends.cuda.passes import TEXTS, Passes, denoising, has_images, sco
 from gesso.diffusion.canvas import Process
 from gesso.diffusion.hash import send
 from gesso.model.cache import KVCache
+from gesso.rules import Rule
 from gesso.settings import Diffusion
 
 MAX_GRAPHS = 32
@@ -85,8 +86,10 @@ def room_for(tokens: int) -> int:
 
 def _advances_on_device(each: Denoising) -> bool:
     """Return whether a captured pass can take the step of this canvas."""
-    process = each.process
-    return not (process.reads_host or process.settings.verified or process.settings.restricts_draws)
+    process, settings = each.process, each.process.settings
+    own = [rule for rule in (settings.sampler, settings.stopping) if isinstance(rule, Rule)]
+    remembers = any(rule.memory for rule in own)  # a captured pass keeps the argmax of earlier predictions only
+    return not (process.reads_host or remembers or settings.verified or settings.restricts_draws)
 
 
 class Graphs:
