@@ -24,6 +24,7 @@ from gesso.cli.options import (
     with_options,
 )
 from gesso.cli.terminal import complain, follow, lines, note
+from gesso.cli.windows import reject_windows
 from gesso.errors import ConstraintError, InputError
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def chat(
     options: GenerationOptions,
 ) -> None:
     """Chat with the model. With piped stdin, every line is a message."""
+    reject_windows("gesso chat")
     interactive = sys.stdin.isatty() and prompt is None
     if prompt is not None and not prompt.strip():
         raise InputError("--prompt is empty; give a message to answer")

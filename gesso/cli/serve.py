@@ -26,6 +26,7 @@ from gesso.cli.options import (
     with_options,
 )
 from gesso.cli.terminal import note, print_text
+from gesso.cli.windows import reject_windows
 from gesso.errors import InputError
 from gesso.info.device import SHARE
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
@@ -126,6 +127,7 @@ def serve(
     limits: LimitOptions,
 ) -> None:
     """Serve the OpenAI API and the studio. Without arguments, serve the bundled models to this machine only."""
+    reject_windows("gesso serve")
     with _needs_extra("serve"):
         from gesso.serve import run
     from gesso.checkpoint.find import find
