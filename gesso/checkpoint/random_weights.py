@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gesso.model.transformer import DiffusionGemma
 
 PREFIX = "random:"
+PUBLISHED_SHAPE = f"{PREFIX}26b-a4b"  # of google/diffusiongemma-26B-A4B-it
 
 # The vision tower of google/diffusiongemma-26B-A4B-it.
 TOWER: dict[str, Any] = {

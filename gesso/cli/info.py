@@ -1,15 +1,18 @@
 """`gesso info`."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gesso.bundled import BASE
 from gesso.cli.options import MODEL_HELP
-from gesso.cli.terminal import print_json, print_styled
+from gesso.cli.terminal import print_json, print_styled, print_text
 from gesso.errors import InputError
 from gesso.info.hardware import CARDS
+
+if TYPE_CHECKING:
+    from gesso.checkpoint.source import Source
 
 
 def info(
@@ -26,20 +29,36 @@ def info(
     ] = None,
 ) -> None:
     """Describe a checkpoint: its size, the memory it needs, and reasons why it would not load."""
-    from gesso.checkpoint.find import find
-    from gesso.checkpoint.source import open_source
     from gesso.info import fit, hardware, render
     from gesso.info.report import describe
+    from gesso.info.verdict import verdict
 
     card = None if gpu is None else hardware.find(gpu)
     if card is None and steps is not None:
         raise InputError("--steps needs --gpu: it is the number of denoising steps per canvas on that card")
-    source = open_source(find(model, weights=False))
+    source = _source(model)
     report = describe(source, model or f"the bundled model ({BASE})")
-    plan = None if card is None else fit.plan(source.directory, card, steps or fit.STEPS)
+    plan = None if card is None else fit.plan(source.config, card, steps or fit.STEPS)
+    judged = None if plan is None else verdict(model, plan)
     if json:
-        print_json(asdict(report) | ({} if plan is None else {"gpu": asdict(plan)}))
+        print_json(asdict(report) | ({} if plan is None else {"verdict": judged, "gpu": asdict(plan)}))
         return
+    if judged is not None:
+        print_text(judged + "\n")
     print_styled(lambda console: render.render_report(report, console))
     if plan is not None:
         print_styled(lambda console: render.render_plan(plan, console))
+
+
+def _source(model: str | None) -> "Source":
+    """Return the checkpoint to describe. The shape of DiffusionGemma is known without its files."""
+    from gesso.checkpoint.aliases import is_automatic
+    from gesso.checkpoint.find import find
+    from gesso.checkpoint.random_weights import PUBLISHED_SHAPE, is_random
+    from gesso.checkpoint.source import locate, open_source
+
+    if is_automatic(model):
+        return locate(PUBLISHED_SHAPE)
+    if is_random(model):
+        return locate(model)
+    return open_source(find(model, weights=False))

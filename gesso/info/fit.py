@@ -7,7 +7,6 @@ the card's bandwidth, nor than its operations at the card's compute. Nothing her
 import sys
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gesso.checkpoint.parameters import empty_model
@@ -127,8 +126,7 @@ class Plan:
         return next((fit for fit in self.fits if fit.precision == self.choice), None)
 
 
-def plan(directory: Path, card: Card, steps: int = STEPS) -> Plan:
-    config = Config.from_directory(directory)
+def plan(config: Config, card: Card, steps: int = STEPS) -> Plan:
     model = empty_model(config)
     context = min(CONTEXTS[0], config.max_position_embeddings)
     fits = tuple(_fit(config, model, card, precision, context, steps) for precision in PRECISIONS)

@@ -34,8 +34,12 @@ class Card:
     note: str = ""
 
     @property
+    def total_bytes(self) -> int:
+        return self.driver_mib * MIB
+
+    @property
     def usable_bytes(self) -> int:
-        return self.driver_mib * MIB - round(self.system_gb * 1e9)
+        return self.total_bytes - round(self.system_gb * 1e9)
 
     @property
     def pcie_gbs(self) -> float | None:
@@ -58,6 +62,21 @@ class Card:
 
 
 _ALL = (
+    Card(
+        name="rtx-4060",
+        title="GeForce RTX 4060",
+        memory_gb=8,
+        driver_mib=8_188,
+        bandwidth_gbs=272,
+        bf16_tflops=30.2,
+        fp8_tflops=60.5,
+        fp4_tflops=None,
+        pcie=(4, 8),
+        source=(
+            "NVIDIA product page; memory, bandwidth and PCIe not checked; rates: derived from cores and "
+            "clock by the ratios of the RTX 4090, not checked"
+        ),
+    ),
     Card(
         name="rtx-5060",
         title="GeForce RTX 5060",
@@ -103,6 +122,22 @@ _ALL = (
             "NVIDIA Ada architecture whitepaper; memory, bandwidth and PCIe checked; rates: derived from cores and "
             "clock by the ratios of the RTX 4090, not checked"
         ),
+    ),
+    Card(
+        name="rtx-5070-ti",
+        title="GeForce RTX 5070 Ti",
+        memory_gb=16,
+        driver_mib=16_303,
+        bandwidth_gbs=896,
+        bf16_tflops=87.9,
+        fp8_tflops=175.8,
+        fp4_tflops=703.0,
+        pcie=(5, 16),
+        source=(
+            "NVIDIA product page; memory, bandwidth and PCIe not checked; rates: derived from cores and "
+            "clock by the ratios of the RTX 5090, not checked"
+        ),
+        note="In a PCIe 4.0 slot, copies take twice as long.",
     ),
     Card(
         name="rtx-4090",

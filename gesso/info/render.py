@@ -48,7 +48,8 @@ def _columns(*heads: str, caption: str | None = None) -> Table:
 
 def render_report(report: "Report", console: Console) -> None:
     console.print(Text(printable(report.name), style="bold"))
-    console.print(Text(printable(report.path), style="dim", overflow="fold"))
+    where = printable(report.path) if report.path else "the published shape; no file was read or downloaded"
+    console.print(Text(where, style="dim", overflow="fold"))
     _title(console, "Architecture")
     console.print(_pairs(_architecture_rows(report.architecture)))
     _title(console, "Parameters")

@@ -120,7 +120,7 @@ class Weights:
 @dataclass(frozen=True, kw_only=True)
 class Report:
     name: str
-    path: str
+    path: str  # empty: a shape without files
     architecture: Architecture
     parameters: Parameters
     memory: tuple[Memory, ...]
@@ -132,12 +132,12 @@ class Report:
 
 
 def describe(source: Source, name: str) -> Report:
-    directory, config = source.directory, source.config
+    config = source.config
     model = empty_model(config)
     weight_files, problems = _examine(source)
     return Report(
         name=name,
-        path=str((source.path or directory).resolve()),
+        path="" if source.path is None else str(source.path.resolve()),
         architecture=_architecture(config),
         parameters=_parameters(config, model),
         memory=tuple(_memory(source, model, bool(weight_files) and not problems)),
@@ -150,11 +150,18 @@ def describe(source: Source, name: str) -> Report:
                 role="weights" if file in weight_files else _ROLES.get(file.name, "other"),
                 bytes=file.stat().st_size,
             )
-            for file in (source.files if source.is_file else sorted(directory.iterdir()))
+            for file in _listed(source)
             if file.is_file()
         ),
         problems=tuple(problems),
     )
+
+
+def _listed(source: Source) -> list[Path]:
+    """Return the files of a checkpoint; a shape has none."""
+    if source.path is None:
+        return []
+    return source.files if source.is_file else sorted(source.directory.iterdir())
 
 
 # --- model ----------------------------------------------------------------------------------------------------------
