@@ -1,7 +1,7 @@
-"""The four examples of `make demo` and README.md: a command and the right answer of each.
+"""The four examples of `make demo` and docs/quickstart.md: a command and the right answer of each.
 
 If new weights make an answer wrong, `python -m examples.demo --check` shows which seeds give the right one. Change the
-seed here; tests/docs/test_examples.py then shows the command to change in README.md.
+seed here; tests/docs/test_examples.py then shows the command to change in docs/quickstart.md.
 """
 
 import io

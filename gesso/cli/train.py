@@ -1,10 +1,7 @@
 """`gesso train`."""
 
-import math
 import os
-import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,16 +10,13 @@ import typer
 
 from gesso.cli.options import Model
 from gesso.cli.terminal import note, print_report, print_text
+from gesso.cli.train_summary import CURVE_FILE, RECIPE_FILE, summary
 from gesso.errors import InputError
 from gesso.info.allocator import allocator_settings
 
 if TYPE_CHECKING:
     from gesso.train.plan import Plan
     from gesso.train.recipe import Recipe
-
-RECIPE_FILE, CURVE_FILE = "recipe.toml", "loss.svg"
-PROMPT_SHOWN = 100  # characters of a prompt that is part of a command
-TEXT_SHOWN = 30  # characters from the beginning of a text to continue
 
 
 def _with_data(help: str, *names: str, **more: Any) -> Any:
@@ -63,23 +57,33 @@ def train(
     held_out: Annotated[
         list[str] | None,
         _with_data(
-            "Rows to evaluate on, as --data; may be repeated. none: train on all rows. Default: 5 % of the rows, at "
-            "least 2 and at most 200.",
+            "Rows to evaluate on, as --data; may be repeated. none: train on all rows. Default: none for up to 200 "
+            "rows and a small model, which learns them by heart; otherwise 5 % of them, at least 2 and at most 200.",
             metavar="FILE|OWNER/NAME[:SPLIT]|none",
         ),
     ] = None,
     steps: Annotated[int | None, _with_data("Optimizer steps. Default: by the number of epochs.", min=1)] = None,
-    epochs: Annotated[int | None, _with_data("Passes over the rows. Default: 3, more for few rows.", min=1)] = None,
+    epochs: Annotated[
+        int | None, _with_data("Passes over the rows. Default: 3, more for few rows or a small model.", min=1)
+    ] = None,
     lr: Annotated[float | None, _with_data("Peak learning rate. Default: by the width of the model.")] = None,
-    rank: Annotated[int, _with_data("Rank of the adapter; alpha is twice that.", min=1)] = 16,
+    rank: Annotated[
+        int | None,
+        _with_data("Rank of the adapter; alpha is twice that. Default: 16; 64 below a billion parameters.", min=1),
+    ] = None,
     targets: Annotated[
-        str,
-        _with_data("Weights that the adapter changes, of attention, mlp, experts, router, self_conditioning."),
-    ] = "attention,mlp",
+        str | None,
+        _with_data(
+            "Weights that the adapter changes, of attention, mlp, experts, router, self_conditioning. Default: "
+            "attention,mlp; below a billion parameters also experts and self_conditioning."
+        ),
+    ] = None,
     max_length: Annotated[
         int | None, _with_data("Tokens of a row at most. Default: the longest row, up to 2048.", min=2)
     ] = None,
-    batch_size: Annotated[int | None, _with_data("Rows per step. Default: 16, fewer for few rows.", min=1)] = None,
+    batch_size: Annotated[
+        int | None, _with_data("Rows per step. Default: 16, or 8 for a small model; fewer for few rows.", min=1)
+    ] = None,
     eval_every: Annotated[
         int | None, _with_data("Steps between evaluations of the held-out rows. Default: an eighth of all.", min=1)
     ] = None,
@@ -135,7 +139,7 @@ def _plan(options: Mapping[str, Any], check: bool) -> "Plan":
     from gesso.train.plan import Given, make_plan
 
     given = {name: options[name] for name in WITH_DATA}
-    given["targets"] = [name.strip() for name in given["targets"].split(",")]
+    given["targets"] = [name.strip() for name in (given["targets"] or "").split(",") if name.strip()]
     lists = {name: tuple(given[name] or ()) for name in ("data", "held_out", "targets", "log")}
     return make_plan(Given(**{**given, **lists}), "cuda" if torch.cuda.is_available() else "cpu", check=check)
 
@@ -158,8 +162,8 @@ def train_recipe(recipe: "Recipe", minutes: float | None, *, written: bool, memo
     score = None
     if wanted := recipe.eval:
         score = scorer(directory, wanted.task, count=wanted.count, seed=wanted.seed, steps=wanted.steps)
-    answer = answerer(directory) if recipe.held_out else None
-    run.train(recipe, score=score, minutes=minutes, answer=answer, memory=memory)
+    answer = answerer(directory)
+    learned = run.train(recipe, score=score, minutes=minutes, answer=answer, memory=memory)
     if not first:
         return
     if written:
@@ -167,50 +171,4 @@ def train_recipe(recipe: "Recipe", minutes: float | None, *, written: bool, memo
     metrics = read_metrics(out)
     if metrics:
         (out / CURVE_FILE).write_text(loss_curve(metrics, f"Loss of {out.name}"), encoding="utf-8")
-    print_text("\n".join(_summary(recipe, out, metrics)))
-
-
-def _summary(recipe: "Recipe", out: Path, metrics: Sequence[Mapping[str, float]]) -> Iterator[str]:
-    """Yield the results and the commands that use them."""
-    done = int(metrics[-1]["step"]) if metrics else 0
-    held_out = {
-        int(line["step"]): line["held_out"] for line in metrics if math.isfinite(line.get("held_out", math.inf))
-    }
-    best = min(held_out, key=lambda step: (held_out[step], step), default=None)
-    exported = out / ("adapter" if recipe.lora else "model")
-    yield f"{'adapter' if recipe.lora else 'model':<8} {exported}" + (
-        f" (step {best}, held-out loss {held_out[best]:.4f})" if best else f" (step {done})"
-    )
-    if done < recipe.run.steps:
-        patience = recipe.held_out.patience if recipe.held_out else 0
-        stalled = best is not None and sum(step > best for step in held_out) >= patience
-        reason = f"no better held-out loss since step {best}" if stalled else "the same command continues"
-        yield f"stopped  at step {done} of {recipe.run.steps}: {reason}"
-    yield f"loss     {out / CURVE_FILE}"
-    if (out / RECIPE_FILE).is_file():
-        yield f"recipe   {out / RECIPE_FILE}"
-    base = ["-m", recipe.model.path] if recipe.model.path and recipe.lora else []
-    base += ["--quantize", recipe.model.quantize] if recipe.model.quantize else []
-    use = ["--adapter", str(exported)] if recipe.lora else ["-m", str(exported)]
-    name = re.sub(r"[^\w-]", "-", out.resolve().name)  # the characters that the name of an adapter may have
-    serve = ["--adapter", f"{name}={exported}"] if recipe.lora else use
-    command, *arguments = asks(recipe)
-    yield f"{command:<8} {shlex.join(['gesso', command, *arguments, *base, *use])}"
-    yield f"serve    {shlex.join(['gesso', 'serve', *base, *serve])}"
-
-
-def asks(recipe: "Recipe") -> list[str]:
-    """Return a command for the trained model, without its options, that asks in the form of the training data."""
-    from gesso.train.reading import first_rows
-
-    if recipe.data.source:
-        return ["eval", recipe.eval.task] if recipe.eval else ["generate", "PROMPT"]
-    try:
-        rows = list(first_rows(recipe.data.files))
-    except InputError:  # a file that was removed during the training
-        rows = []
-    if any("messages" in row for row in rows):
-        return ["chat"]
-    prompts = [row.get("prompt") or row["text"].partition("\n")[0][:TEXT_SHOWN] for row in rows]
-    short = (prompt for prompt in prompts if prompt.isprintable() and not prompt.startswith("-"))
-    return ["generate", next((prompt for prompt in short if 0 < len(prompt) <= PROMPT_SHOWN), "PROMPT")]
+    print_text("\n".join(summary(recipe, out, metrics, learned)))

@@ -9,7 +9,8 @@ from gesso.distill.record import NOTE, ROWS
 from gesso.errors import InputError
 from gesso.files import read_json
 from gesso.model.config import Config
-from gesso.train.plan import LARGE, LIMIT, MOST_WARMUP, WARMUP, adapter_rate, frozen_dtype, parameter_count
+from gesso.train.defaults import LARGE, adapter_rate, parameter_count
+from gesso.train.plan import LIMIT, MOST_WARMUP, WARMUP, frozen_dtype
 from gesso.train.recipe import (
     DataSettings,
     DistillSettings,

@@ -5,6 +5,7 @@ gives the same recipe, and the recipe alone repeats the run.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,14 +14,23 @@ from gesso.bundled import BASE
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.generation import GenerationDefaults
-from gesso.checkpoint.parameters import parameters
 from gesso.checkpoint.source import open_source
 from gesso.errors import InputError
 from gesso.model.config import Config
 from gesso.train import held_out
 from gesso.train.data import Dataset, Example, Rejected
+from gesso.train.defaults import (
+    LARGE,
+    Defaults,
+    adapter_rate,
+    defaults_of,
+    epochs_of,
+    learns_by_heart,
+    parameter_count,
+)
 from gesso.train.files import SUFFIXES
 from gesso.train.image_rows import ImageReader
+from gesso.train.learned import has_prompt
 from gesso.train.reading import TOO_LONG
 from gesso.train.recipe import (
     DataSettings,
@@ -35,19 +45,14 @@ from gesso.train.recipe import (
 LIMIT = 2048  # tokens of a row, unless max_length is given
 NONE = "none"  # in place of a file of held-out rows: hold out none
 
-BATCH, BATCHES = 16, 3  # rows per step, fewer if an epoch would have fewer steps than this
+BATCHES = 3  # steps of an epoch at least: few rows have small batches
 TOKENS = {"cuda": 8192, "cpu": 4096}  # of a batch, canvases included; a step of more rows has several batches
-EPOCHS, SHOWN = 3, 2000  # passes over the rows; a small dataset gets more, until this many rows have been shown
 EVALUATIONS = 8  # of the held-out rows during a run
 CANVASES = 4  # of an example at most, drawn anew each time
 CANVAS_MULTIPLE = 4  # tokens
 BEFORE = 8  # tokens before a canvas in a section of a text, at least
 
-# The published rate is that of the 26B model. The best rate of Adam falls with the width (arXiv 2203.03466): of 1.3e-3,
-# 4e-3 and 1e-2, the second was best for gesso-mini, of width 320. The power is that between the two.
-PUBLISHED_LR, PUBLISHED_WIDTH, POWER = 1.5e-4, 2816, 1.5
 WARMUP, MOST_WARMUP = 0.1, 100  # share of the steps, and steps
-LARGE = 10**9  # parameters from which on activations are recomputed instead of stored
 LARGE_ON_CPU = 4 * 10**9  # parameters from which on a CPU keeps bfloat16 weights: 8 GB
 LISTED = 5  # rejected rows that are named
 
@@ -64,8 +69,8 @@ class Given:
     steps: int | None = None
     epochs: int | None = None
     lr: float | None = None
-    rank: int = 16
-    targets: tuple[str, ...] = ("attention", "mlp")
+    rank: int | None = None
+    targets: tuple[str, ...] = ()  # empty: derive them
     max_length: int | None = None
     batch_size: int | None = None
     eval_every: int | None = None
@@ -125,8 +130,8 @@ def make_plan(given: Given, device: str, *, check: bool = False) -> Plan:
     """
     directory = find_directory(given.model)
     config = Config.from_directory(directory)
-    defaults = GenerationDefaults.from_directory(directory, config)
-    tokenizer, eos = Tokenizer.from_directory(directory), defaults.eos_token_ids[0]
+    generation = GenerationDefaults.from_directory(directory, config)
+    tokenizer, eos = Tokenizer.from_directory(directory), generation.eos_token_ids[0]
     limit = given.max_length or min(LIMIT, config.max_position_embeddings)
     # Texts may be longer: they are cut. Other rows that are longer are rejected, and skipped.
     sections = tokenizer.bos_id is not None
@@ -137,27 +142,39 @@ def make_plan(given: Given, device: str, *, check: bool = False) -> Plan:
     if not (check and dataset.good):
         _check_usable(dataset)
     longest, cut = max(dataset.lengths), sum(length > limit for length in dataset.lengths)
+    count = parameter_count(config)
+    defaults = defaults_of(count)
     own = () if given.held_out == (NONE,) else given.held_out
     held: list[Example] = []
-    if own or (not given.held_out and held_out.choose(dataset)):
+    by_heart = learns_by_heart(count, dataset.entries) and all(map(has_prompt, _examples(dataset)))
+    if own or (not given.held_out and not by_heart and held_out.choose(dataset)):
         held = held_out.split(dataset, HeldOutSettings(every=1, files=own), tokenizer, eos)
     longest = max(longest, *(len(example.tokens) for example in held), 2)
     too_long = cut or any(row.reason.startswith(TOO_LONG) for row in dataset.rejected)
     settings = replace(settings, max_length=limit if too_long else longest, cut=cut > 0)
     rows = dataset.entries
-    canvas = _canvas(dataset, min(config.canvas_length, defaults.max_new_tokens), device)
+    response = max(end - start for example in _examples(dataset) for start, end in example.spans)
+    canvas = _canvas(response, min(config.canvas_length, generation.max_new_tokens), device)
     if cut:
         canvas = min(canvas, max(2, settings.max_length - BEFORE))
-    batch_size, accumulate = _batches(given, rows, settings.max_length + CANVASES * canvas, device)
-    steps = given.steps or math.ceil(rows * _epochs(given, rows) / (batch_size * accumulate))
+    shown_tokens = settings.max_length + CANVASES * defaults.draws * canvas
+    batch_size, accumulate = _batches(given, defaults, rows, shown_tokens, device)
+    epochs = given.epochs or epochs_of(count, rows, response)
+    steps = given.steps or math.ceil(rows * epochs / (batch_size * accumulate))
     every = given.eval_every or math.ceil(steps / EVALUATIONS)
     if not given.steps:
         steps = math.ceil(steps / every) * every  # the last step is evaluated too
-    lr, count = given.lr or adapter_rate(config), parameter_count(config)
+    lr = given.lr or adapter_rate(config, defaults.rate)
+    rank = given.rank or defaults.rank
     recipe = Recipe(
         model=ModelSettings(path=given.model, dtype=frozen_dtype(config, device), quantize=given.quantize),
         data=settings,
-        objective=ObjectiveSettings(canvases_per_example=CANVASES, canvas_lengths=(canvas,)),
+        objective=ObjectiveSettings(
+            canvases_per_example=CANVASES,
+            canvas_lengths=(canvas,),
+            draws=(defaults.draws,),
+            encoder_weight=defaults.encoder_weight,
+        ),
         optimizer=OptimizerSettings(lr=lr, min_lr=lr / 10, warmup=max(1, min(round(WARMUP * steps), MOST_WARMUP))),
         run=RunSettings(
             out=given.out or f"runs/{_name(given.data[0])}",
@@ -169,7 +186,7 @@ def make_plan(given: Given, device: str, *, check: bool = False) -> Plan:
             checkpoint_activations=count >= LARGE,
             log=given.log,
         ),
-        lora=LoraSettings(rank=given.rank, alpha=2.0 * given.rank, targets=given.targets),
+        lora=LoraSettings(rank=rank, alpha=2.0 * rank, targets=given.targets or defaults.targets),
         held_out=HeldOutSettings(every=every, files=own, patience=given.patience) if held else None,
     )
     return Plan(
@@ -180,15 +197,6 @@ def make_plan(given: Given, device: str, *, check: bool = False) -> Plan:
         rejected=tuple(dataset.rejected),
         cut=cut,
     )
-
-
-def parameter_count(config: Config) -> int:
-    return sum(math.prod(shape) for shape in parameters(config).values())
-
-
-def adapter_rate(config: Config) -> float:
-    """Return the learning rate of an adapter for a model of this width."""
-    return float(f"{PUBLISHED_LR * (PUBLISHED_WIDTH / config.hidden_size) ** POWER:.2g}")
 
 
 def frozen_dtype(config: Config, device: str) -> str:
@@ -208,25 +216,23 @@ def _check_usable(dataset: Dataset) -> None:
     )
 
 
-def _canvas(dataset: Dataset, longest: int, device: str) -> int:
+def _examples(dataset: Dataset) -> Iterator[Example]:
+    return (row for row in dataset.read() if isinstance(row, Example))
+
+
+def _canvas(response: int, longest: int, device: str) -> int:
     """Return the length of the canvases: on a GPU as at generation, on a CPU as short as the responses allow.
 
     An adapter that is trained on shorter canvases works on longer ones, and the time on a CPU grows with their length.
     """
     if device != "cpu":
         return longest
-    examples = (row for row in dataset.read() if isinstance(row, Example))
-    response = max(end - start for example in examples for start, end in example.spans)
     return min(longest, -(-response // CANVAS_MULTIPLE) * CANVAS_MULTIPLE)
 
 
-def _epochs(given: Given, rows: int) -> int:
-    return given.epochs or max(EPOCHS, math.ceil(SHOWN / rows))
-
-
-def _batches(given: Given, rows: int, tokens: int, device: str) -> tuple[int, int]:
+def _batches(given: Given, defaults: Defaults, rows: int, tokens: int, device: str) -> tuple[int, int]:
     """Return the rows of a batch and the batches of a step, so that a batch fits into memory."""
-    wanted = given.batch_size or max(1, min(BATCH, rows // BATCHES))
+    wanted = given.batch_size or max(1, min(defaults.batch_size, rows // BATCHES))
     fits = max(1, TOKENS[device] // tokens)
     accumulate = math.ceil(wanted / fits)
     while wanted % accumulate:  # batches of one size; a divisor exists: the number of rows

@@ -18,10 +18,12 @@ from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 from gesso.train import data_report
-from gesso.train.data import Dataset
+from gesso.train.data import Dataset, Example
+from gesso.train.defaults import learns_by_heart, parameter_count
 from gesso.train.distilled import Distilled
 from gesso.train.held_out import Answer, HeldOut, split
 from gesso.train.image_rows import ImageReader
+from gesso.train.learned import Learned, has_prompt, try_rows
 from gesso.train.memory import explained, limit_memory
 from gesso.train.processes import join_processes
 from gesso.train.progress import Progress
@@ -60,12 +62,13 @@ def train(
     minutes: float | None = None,
     answer: Answer | None = None,
     memory: float | str | None = None,
-) -> None:
+) -> Learned | None:
     """Train the recipe's model for at most `minutes`; a later call resumes the run.
 
     `report` is called with the metrics of every step and replaces the progress line. `score` evaluates the model for
-    `[eval]`, and `answer` writes the samples of `[held_out]`. `memory` limits the GPU memory of this process: a share
-    of it, or a size such as "18GB".
+    `[eval]`. `answer` writes the samples of `[held_out]`. If a small model learns few rows by heart, it answers their
+    questions at the end, and the result is returned. `memory` limits the GPU memory of this process: a share of it,
+    or a size such as "18GB".
     """
     if recipe.model.dtype not in DTYPES:
         raise InputError(f"model.dtype must be one of {', '.join(DTYPES)}, got {recipe.model.dtype!r}")
@@ -94,9 +97,20 @@ def train(
             model = _model(recipe, directory, config, device)
             trainer = Trainer(recipe, model, data, directory, eos, score, held_out, limit)
             trainer.run(report or line.step, minutes)
+            if answer is None or not isinstance(data, Dataset) or not _by_heart(recipe, config, data):
+                return None
+            rows = [row for row in data.read() if isinstance(row, Example) and has_prompt(row)]
+            return try_rows(model, rows, tokenizer, answer) if rows else None
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _by_heart(recipe: Recipe, config: Config, data: Dataset) -> bool:
+    """Return whether the rows are questions that an adapter was to learn by heart, in this process alone."""
+    if recipe.lora is None or recipe.held_out or recipe.distill or recipe.data.infill or recipe.data.cut:
+        return False
+    return not dist.is_initialized() and learns_by_heart(parameter_count(config), data.entries)
 
 
 def _source(recipe: Recipe, directory: Path, tokenizer: Tokenizer) -> MakeSource:

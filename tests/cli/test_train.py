@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gesso.cli.main import main
-from gesso.cli.train import asks
+from gesso.cli.train_summary import asks
 from gesso.train.recipe import EvalSettings, load
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -13,10 +13,17 @@ from tests.train.test_trainer import metrics
 
 
 @pytest.fixture
-def command(tmp_path, small, monkeypatch):  # noqa: F811
-    """A short run on a tiny model, in a temporary directory."""
+def command(by_heart):
+    """A short run on a tiny model with held-out rows, in a temporary directory."""
+    return [*by_heart, "--held-out", "held.jsonl"]
+
+
+@pytest.fixture
+def by_heart(tmp_path, small, monkeypatch):  # noqa: F811
+    """The same run without held-out rows."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "chats.jsonl", range(20))
+    write(tmp_path / "held.jsonl", range(20, 24))
     command = ["train", "--data", "chats.jsonl", "-m", str(small), "--steps", "4", "--rank", "2"]
     return [*command, "--eval-every", "4"]
 
@@ -26,7 +33,7 @@ def test_data_gives_an_adapter_a_recipe_a_curve_and_the_next_commands(command, s
     out, err = capsys.readouterr()
     files = {path.name for path in Path("runs/chats").iterdir()}
     assert files >= {"adapter", "recipe.toml", "loss.svg", "metrics.jsonl", "samples.jsonl"}
-    assert "data     18 rows to train on, 2 held out" in err and "step 4/4 · loss" in err and "  → " in err
+    assert "data     20 rows to train on, 4 held out" in err and "step 4/4 · loss" in err and "  → " in err
     lines = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert lines["generate"].startswith("gesso generate '")
     assert lines["generate"].endswith(f"-m {small} --adapter runs/chats/adapter")
@@ -48,13 +55,20 @@ def test_written_recipe_repeats_the_run_exactly(command):
     assert weights[0] == weights[1]
 
 
-def test_run_out_of_time_says_how_to_continue(command, capsys):
-    command = [*command, "--held-out", "none", "--out", "runs/my.run"]
+def test_run_out_of_time_says_how_to_continue(by_heart, capsys):
+    command = [*by_heart, "--out", "runs/my.run"]
     assert main([*command, "--minutes", "0.00001"]) == 0
     out = capsys.readouterr().out
     assert "stopped  at step 1 of 4: the same command continues" in out
     assert "gesso serve" in out and "my-run=runs/my.run/adapter" in out
     assert main(command) == 0 and "stopped" not in capsys.readouterr().out
+
+
+def test_rows_that_were_not_learned_lead_to_a_remedy_and_no_chat(by_heart, capsys):
+    assert main(by_heart) == 0
+    out, err = capsys.readouterr()
+    assert "20 rows to train on, none held out" in err
+    assert "learned  0 of 20 rows" in out and "--steps 8" in out and "gesso serve" not in out
 
 
 def test_another_run_in_the_directory_keeps_its_recipe(command, capsys):
@@ -100,5 +114,5 @@ def test_model_of_the_environment_is_ignored_with_a_recipe(command, monkeypatch)
 
 
 def test_frozen_weights_may_be_quantized(command, capsys):
-    assert main([*command, "--quantize", "int4", "--steps", "1", "--held-out", "none"]) == 0
+    assert main([*command, "--quantize", "int4", "--steps", "1"]) == 0
     assert "--quantize int4 --adapter" in capsys.readouterr().out

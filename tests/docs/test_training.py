@@ -2,7 +2,8 @@
 
 import json
 
-from tests.docs.pages import ROOT, code_blocks
+from gesso.cli import train_summary
+from tests.docs.pages import ROOT, code_blocks, text_of
 
 PAGE = "docs/guides/fine-tuning.md"
 
@@ -11,6 +12,7 @@ def test_the_guide_goes_from_rows_to_an_adapter_that_answers(main, own_cache, tm
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     train, chat, serve = code_blocks(PAGE, "sh")[0].splitlines()
+    monkeypatch.setattr(train_summary, "USEFUL", 0.0)  # one step teaches nothing
     done = main(*train.split()[1:], "--steps", "1")
     assert done.code == 0, done.err
     lines = dict(line.split(maxsplit=1) for line in done.out.splitlines())
@@ -30,3 +32,13 @@ def test_the_rows_of_the_example_are_fifty_different_questions():
     ]
     assert all(question["content"] not in answers for question, _ in rephrased)
     assert {answer["content"] for _, answer in rephrased} <= set(answers.values())
+
+
+def test_the_data_sets_of_the_guide_have_the_rows_that_it_says():
+    folder = ROOT / "examples/first_training"
+    counts = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in folder.glob("*.jsonl")}
+    assert counts == {
+        "museum.jsonl": 20, "orders.jsonl": 60, "tone.jsonl": 200, "cards.jsonl": 40, "museum_paraphrased.jsonl": 100,
+    }  # fmt: skip
+    page = text_of(PAGE)
+    assert all(f"`{name}`" in page for name in counts)

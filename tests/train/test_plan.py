@@ -1,12 +1,26 @@
 """The recipe that is derived from data: a function of the rows, the model, the device and the options."""
 
 import json
+import shutil
+from dataclasses import asdict
 
 import pytest
 
+from gesso import bundled
+from gesso.adapters import LoraSettings
+from gesso.checkpoint.random_weights import config_of
 from gesso.errors import InputError
+from gesso.train import defaults
 from gesso.train import plan as module
 from gesso.train.plan import Given, make_plan
+from gesso.train.recipe import (
+    DataSettings,
+    HeldOutSettings,
+    ModelSettings,
+    ObjectiveSettings,
+    OptimizerSettings,
+    RunSettings,
+)
 
 
 def write(path, count, length=8):
@@ -24,26 +38,40 @@ def plan(tmp_path, small):  # noqa: F811
     return make
 
 
-def test_defaults_fit_the_data(plan):
-    found = plan(200)
-    recipe, run = found.recipe, found.recipe.run
-    assert (found.rows, found.held_out) == (190, 10)
-    assert (run.batch_size, run.accumulate, run.out) == (16, 1, "runs/chats")
-    assert run.steps == 136 >= 190 * 11 / 16, "2,000 rows shown at least: 11 epochs"
-    assert recipe.data.max_length == found.longest == 15
-    assert (recipe.lora.rank, recipe.lora.alpha, recipe.lora.targets) == (16, 32.0, ("attention", "mlp"))
-    assert recipe.held_out.every == run.steps / 8, "so the last step is evaluated"
+def test_a_small_model_learns_few_rows_by_heart(plan):
+    learned = plan(200)
+    recipe, run = learned.recipe, learned.recipe.run
+    assert (learned.rows, learned.held_out, recipe.held_out) == (200, 0, None)
+    assert (run.batch_size, run.accumulate, run.out) == (8, 1, "runs/chats")
+    assert run.steps == 552 >= 200 * 22 / 8, "22 epochs, in eight parts of the same length"
+    assert recipe.data.max_length == learned.longest == 15
+    assert (recipe.lora.rank, recipe.lora.alpha) == (64, 128.0)
+    assert recipe.lora.targets == ("attention", "mlp", "experts", "self_conditioning")
+    assert (recipe.objective.draws, recipe.objective.encoder_weight) == ((2,), 0.0)
     assert recipe.optimizer.min_lr == recipe.optimizer.lr / 10
     assert recipe.optimizer.warmup == round(run.steps / 10)
-    assert plan(200) == found
+    assert plan(200) == learned
 
 
-@pytest.mark.parametrize(("rows", "batch", "epochs"), [(5, 1, 400), (50, 16, 42.7), (2000, 16, 3)])
+def test_more_rows_than_a_small_model_learns_by_heart_are_held_out_in_part(plan):
+    found = plan(300)
+    assert (found.rows, found.held_out) == (285, 15)
+    assert found.recipe.held_out.every == found.recipe.run.steps / 8, "so the last step is evaluated"
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "epochs"), [(5, 1, 400), (20, 6, 100), (50, 8, 40), (300, 8, 15.7), (2000, 8, 3)]
+)
 def test_few_rows_get_small_batches_and_many_epochs(plan, rows, batch, epochs):
     found = plan(rows)
     assert found.recipe.run.batch_size == batch
-    assert found.epochs == pytest.approx(epochs, rel=0.02)
-    assert (found.recipe.held_out is None) == (rows < 10)
+    assert found.epochs == pytest.approx(epochs, rel=0.03)
+
+
+def test_long_responses_are_shown_to_a_small_model_more_often(plan):
+    usual, long = plan(60, length=27), plan(60, length=55)
+    assert usual.epochs == pytest.approx(34, rel=0.05)
+    assert long.epochs == pytest.approx(2 * usual.epochs, rel=0.05)
 
 
 def test_options_take_precedence(plan):
@@ -66,9 +94,9 @@ def test_device_decides_precision_canvas_and_batches(plan, monkeypatch):
     cpu, gpu = plan().recipe, plan(device="cuda").recipe
     assert (cpu.model.dtype, gpu.model.dtype) == ("float32", "bfloat16")
     assert (cpu.objective.canvas_lengths, gpu.objective.canvas_lengths) == ((12,), (16,))
-    monkeypatch.setitem(module.TOKENS, "cuda", 400)
+    monkeypatch.setitem(module.TOKENS, "cuda", 720)
     found = plan(device="cuda", batch_size=16).recipe.run
-    assert (found.batch_size, found.accumulate) == (4, 4), "five rows of 78 tokens fit, and batches have one size"
+    assert (found.batch_size, found.accumulate) == (4, 4), "five rows of 142 tokens fit, and batches have one size"
     monkeypatch.setattr(module, "LARGE", 1)
     assert plan(device="cuda").recipe.run.checkpoint_activations
 
@@ -96,14 +124,14 @@ def test_mostly_unusable_data_is_rejected_with_reasons(plan, tmp_path):
 
 def test_rate_falls_with_the_width(plan, monkeypatch):
     assert plan().recipe.optimizer.lr > 1.5e-4
-    monkeypatch.setattr(module, "PUBLISHED_WIDTH", 64)
-    assert plan().recipe.optimizer.lr == 1.5e-4
+    monkeypatch.setattr(defaults, "PUBLISHED_WIDTH", 64)
+    assert plan().recipe.optimizer.lr == 1.1e-4, "the published rate, less a quarter for the rank of a small model"
 
 
 def test_lines_say_what_was_chosen(plan):
     lines = plan(50).lines()
-    assert lines[0] == "data     48 rows to train on, 2 held out; longest 14 tokens"
-    assert "42.7 epochs" in lines[3] and len(lines) == 5
+    assert lines[0] == "data     50 rows to train on, none held out; longest 14 tokens"
+    assert "41 epochs" in lines[3] and len(lines) == 5
 
 
 @pytest.mark.parametrize(
@@ -139,3 +167,35 @@ def test_mostly_unusable_data_can_be_checked(small, tmp_path):  # noqa: F811
     bad.write_text('{"question": "a"}\n' * 3 + '{"text": "a"}\n')
     found = make_plan(Given(data=(str(bad),), model=str(small), held_out=("none",)), "cpu", check=True)
     assert len(found.rejected) == 3
+
+
+@pytest.fixture
+def large(tmp_path):
+    """The configuration and tokenizer of a checkpoint in the shape of the 26B, without weights."""
+    directory = tmp_path / "large"
+    directory.mkdir()
+    for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
+        shutil.copy(bundled.directory() / name, directory / name)
+    (directory / "config.json").write_text(json.dumps(config_of("26b-a4b").raw, default=dict))
+    return directory
+
+
+@pytest.mark.parametrize(("rows", "held_out", "steps", "every"), [(20, 2, 336, 42), (200, 10, 136, 17)])
+def test_from_a_billion_parameters_on_the_recipe_is_the_published_one(tmp_path, large, rows, held_out, steps, every):
+    data = write(tmp_path / "chats.jsonl", rows)
+    plan = make_plan(Given(data=(data,), model=str(large)), "cuda")
+    batch = min(16, (rows - held_out) // 3)
+    assert (plan.rows, plan.held_out) == (rows - held_out, held_out)
+    assert asdict(plan.recipe) == {
+        "model": asdict(ModelSettings(path=str(large), dtype="bfloat16")),
+        "data": asdict(DataSettings(files=(data,), max_length=plan.longest, on_bad_row="skip", pack=True)),
+        "objective": asdict(ObjectiveSettings(canvases_per_example=4, canvas_lengths=(64,))),
+        "optimizer": asdict(OptimizerSettings(lr=1.5e-4, min_lr=1.5e-4 / 10, warmup=round(steps / 10))),
+        "run": asdict(
+            RunSettings(out="runs/chats", steps=steps, batch_size=batch, save_every=every, checkpoint_activations=True)
+        ),
+        "lora": asdict(LoraSettings(rank=16, alpha=32.0, targets=("attention", "mlp"))),
+        "held_out": asdict(HeldOutSettings(every=every)),
+        "eval": None,
+        "distill": None,
+    }
