@@ -1,4 +1,4 @@
-"""`make demo` and the README show the same four examples, and their answers are right."""
+"""`make demo` and the quickstart show the same four examples, and their answers are right."""
 
 import re
 
@@ -15,8 +15,8 @@ def test_a_command_of_the_demo_gives_the_right_answer(example, own_cache, monkey
     assert answer(example.command) == example.answer.strip()
 
 
-def test_the_readme_shows_the_commands_of_the_demo_and_their_answers():
-    shown = [block.partition("\n") for block in code_blocks("README.md", "console")]
+def test_the_quickstart_shows_the_commands_of_the_demo_and_their_answers():
+    shown = [block.partition("\n") for block in code_blocks("docs/quickstart.md", "console")]
     assert [command for command, _, _ in shown] == [f"$ {example.command}" for example in EXAMPLES]
     for (_, _, output), example in zip(shown, EXAMPLES, strict=True):
         # A terminal shows a grid in nine lines, the grid in a picture before it, and a line about the run after it.
