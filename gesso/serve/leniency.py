@@ -52,10 +52,19 @@ def without_unsupported(fields: type[Fields], body: dict[str, Any]) -> tuple[dic
 
 def _split(fields: type[Fields], body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the fields to keep, and the names of those to ignore with a warning."""
-    unknown = {name: value for name, value in body.items() if name not in fields.model_fields}
-    dropped = {name for name, value in unknown.items() if _has_no_effect(name, value)}
-    ignored = [name for name in unknown if name not in dropped and name not in REJECTED]
-    return {name: value for name, value in body.items() if name not in dropped.union(ignored)}, ignored
+    kept: dict[str, Any] = {}
+    ignored: list[str] = []
+    supported = fields.model_fields
+    for name, value in body.items():
+        if name in supported:
+            kept[name] = value
+        elif _has_no_effect(name, value):
+            continue
+        elif name in REJECTED:
+            kept[name] = value
+        else:
+            ignored.append(name)
+    return kept, ignored
 
 
 def _has_no_effect(name: str, value: Any) -> bool:

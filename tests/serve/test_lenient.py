@@ -16,7 +16,7 @@ from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 from tests.serving import server_fixture
-from tests.waiting import wait_until
+from tests.waiting import bounded, wait_until
 
 QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -104,6 +104,14 @@ def test_fields_without_an_equivalent_are_ignored_with_a_warning_unless_strict(f
 )
 def test_fields_whose_loss_would_matter_and_wrong_values_are_rejected(frontends, endpoint, body):
     assert prepared(frontends, body, endpoint=endpoint)["status"] == 400
+
+
+def test_the_work_for_unknown_fields_is_bounded_by_their_number():
+    unknown = {f"field_{number}": number for number in range(1, 40_001)}
+    with bounded():
+        kept, ignored = without_unsupported(ChatFields, {**unknown, "n": 1, "stream_options": dict(unknown)})
+    assert kept == {"n": 1, "stream_options": {}}
+    assert list(ignored) == [*unknown, *(f"stream_options.{name}" for name in unknown)]
 
 
 def test_every_rejected_name_is_unknown_to_some_endpoint_and_rejected_there():
