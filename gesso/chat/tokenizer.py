@@ -211,6 +211,10 @@ class Tokenizer:
             raise InputError(f"the prompt has {found} image tokens for {len(images)} images; expected one for each")
         return with_soft_tokens(ids, images, *self.image_ids)
 
+    def warm_up(self) -> None:
+        """Compile the chat template now instead of with the first conversation."""
+        _ = self._template
+
     @cached_property
     def _template(self) -> Any:
         from jinja2 import TemplateSyntaxError

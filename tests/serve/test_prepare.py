@@ -6,20 +6,24 @@ import json
 import os
 import select
 import signal
+import shutil
 import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from gesso.chat.tokenizer import Tokenizer
+from gesso.errors import CheckpointError
 from gesso.serve.errors import ApiError
 from gesso.serve.prepare import pool as prepare_pool
-from gesso.serve.prepare import reader
+from gesso.serve.prepare import process, reader
+from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.prepare.pool import PreparePool
 from gesso.serve.prepare.request import ConstraintSource
 from gesso.serve.protocol import SIZES
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
-from tests.waiting import PATIENCE, wait_until
+from tests.waiting import PATIENCE, bounded, wait_until
 
 
 @pytest.fixture
@@ -364,3 +368,36 @@ def test_a_request_that_takes_too_much_processor_time_is_too_complex(served_mode
             assert (rejected.value.status, rejected.value.code) == (400, "too_complex")
 
     asyncio.run(scene())
+# --- warming up -------------------------------------------------------------------------------------------------------
+
+
+def frontend_with(served_model, tmp_path, template):
+    directory = shutil.copytree(served_model, tmp_path / "model")
+    (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
+    limits = Limits(prepare_seconds=1)
+    return ModelFrontend(ServerSettings(engine=EngineSettings(model=str(directory)), name="tiny", limits=limits))
+
+
+def test_children_inherit_the_compiled_chat_template(served_model, tmp_path):
+    frontend = frontend_with(served_model, tmp_path, "{{ messages[0].content }}")
+    process.warm_up_template(frontend)
+    assert "_template" in vars(frontend.tokenizer)
+
+
+def test_a_template_that_takes_too_long_to_compile_does_not_stop_the_prepare_process(
+    served_model, tmp_path, monkeypatch, capfd
+):
+    """Compiling stands for a constant whose evaluation never returns to Python, which no exception can interrupt."""
+    frontend = frontend_with(served_model, tmp_path, "{{ messages[0].content }}")
+    monkeypatch.setattr(Tokenizer, "warm_up", lambda self: 7 ** 10**9)
+    with bounded():
+        process.warm_up_template(frontend)
+    assert "the chat template of tiny does not compile within 1 s" in capfd.readouterr().err
+
+
+def test_a_template_that_does_not_compile_is_an_error_of_each_chat_only(served_model, tmp_path):
+    frontend = frontend_with(served_model, tmp_path, "{% if %}")
+    process.warm_up_template(frontend)
+    assert frontend.tokenizer.encode("x")
+    with pytest.raises(CheckpointError, match="line 1"):
+        frontend.tokenizer.chat([{"role": "user", "content": "x"}])

@@ -40,6 +40,7 @@ def main() -> None:
     for frontend in frontends:
         frontend.guides.warm_up()
         _ = frontend.tokenizer.longest_piece
+        warm_up_template(frontend)
     formats.warm_up()
     validate.warm_up()
     if any(frontend.may_see for frontend in frontends):
@@ -72,6 +73,29 @@ def main() -> None:
             if child == 0:
                 control.close()
                 run_child(channel, frontends)
+
+
+def warm_up_template(frontend: ModelFrontend) -> None:
+    """Compile the chat template once for all children.
+
+    A template comes with a checkpoint, and compiling it evaluates its constants, so it may take hours or gigabytes. A
+    child compiles it first, within the limits of one request. If it does not end there, each request runs into them.
+    """
+    limits = frontend.settings.limits
+    child = os.fork()
+    if child == 0:
+        try:
+            limit_resources(limits.prepare_seconds, limits.prepare_bytes)
+            frontend.tokenizer.warm_up()
+            os._exit(0)
+        except BaseException:  # each request reports it
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        frontend.tokenizer.warm_up()
+    else:
+        problem = f"the chat template of {frontend.name} does not compile within {limits.prepare_seconds} s"
+        print(f"{problem}; each chat gets an error with the reason", file=sys.stderr, flush=True)
 
 
 def run_child(channel: socket.socket, frontends: list[ModelFrontend]) -> None:
