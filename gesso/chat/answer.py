@@ -107,6 +107,7 @@ def read(tokens: Sequence[int], text: str, decode: Decode, tools: Collection[str
 
 def parse(raw: str, tools: Collection[str] | None = None, *, ended: bool = False) -> Answer:
     """Return the answer in a text with tags. Unless it has `ended`, more text may follow."""
+    tools = None if tools is None else frozenset(tools)  # a text may name tools as often as it has characters
     end, turn_over, half_tag = _extent(raw)
     ended = ended or turn_over
     text: list[str] = []

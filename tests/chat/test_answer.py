@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gesso.chat.answer import Answer, ToolCall, parse
+from tests.waiting import bounded
 
 RICH = (
     "<|channel>thought\nFirst: is 3 < 4 and a<b|c>?\nYes.\n<channel|>"
@@ -172,6 +173,12 @@ def test_parse_time_of_arguments_is_linear(unit: str) -> None:
     assert grows_linearly('<|tool_call>call:f{a:"', unit, length=5_000)
     assert grows_linearly("<|tool_call>call:f{a:[", unit, length=5_000)
     assert grows_linearly("<|tool_call>call", unit, length=5_000)
+
+
+def test_parse_time_does_not_grow_with_the_number_of_tools_per_mark() -> None:
+    names = [f"tool_{number}" for number in range(60_000)]
+    with bounded():
+        assert parse(":f{" * 60_000, names).tool_calls == ()
 
 
 def test_parse_time_of_padding_is_linear() -> None:
