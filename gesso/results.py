@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gesso.chat.answer import ToolCall
+from gesso.chat.calls import ToolCall
 from gesso.engine.events import Result, Usage
 
 

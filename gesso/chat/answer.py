@@ -1,7 +1,8 @@
 """Split the model's text into the text to show, its thoughts and its tool calls.
 
-`parse` is a pure function of the text so far, which may be cut at any character. While more text arrives, `text` and
-`thinking` only grow, and a call appears once, when its last bracket is closed. Three rules ensure this:
+`AnswerParser` reads a text that arrives in parts, cut at any character. It looks at each part once. What it has split
+never changes: text and thinking only grow, and a call appears once, when its last bracket is closed. Three rules ensure
+this:
 
 - A tag is a tag everywhere, even inside a string: each is one special token, which the model never spells out. So
   `<tool_call|>` ends a call whose quotes are still open, and the rest of the answer is not lost. For the same reason
@@ -15,72 +16,38 @@ A call that cannot be read, or that names an unknown tool, is in `malformed` and
 would be blank without it. Arguments after a bracket that closed a call too early are in `malformed`, too.
 """
 
-import json
-import math
+import contextlib
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from enum import Enum, auto
+from typing import Protocol
 
-from gesso.errors import InputError
+from gesso.chat.calls import OpenList, ToolCall, match_at, read_call
+from gesso.chat.tags import CALL_TAG, QUOTE, TAG, THOUGHT_END, Incoming
 
-QUOTE = '<|"|>'
-MAX_DEPTH = 64  # of nested objects and arrays; deeper nesting is a model that repeats "["
-
-# Tags that end the turn. `<|tool_response>` is a stop token: the tool continues the text.
-_TURN_ENDS = ("<turn|>", "<|turn>", "<|tool_response>")
-# Tags without a meaning in an answer. They are dropped, as in decoding without special tokens.
-_STRAY = ("<tool_call|>", "<channel|>", "<tool_response|>", "<|tool>", "<tool|>", "<|think|>", QUOTE)
-# Dropped only at the very end: an answer may explain what `<eos>` means.
-_PADDING = ("<eos>", "<pad>", "<bos>")
-_TAGS = ("<|channel>", "<|tool_call>", *_TURN_ENDS, *_STRAY)
-
-
-def _any_of(*tags: str) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, tags)))
-
-
-_TAG = _any_of(*_TAGS)
-_TURN_END = _any_of(*_TURN_ENDS)
-_THOUGHT_END = _any_of("<channel|>", "<|channel>")
-_CALL_END = _any_of("<tool_call|>", "<|tool_call>")
-_CHANNEL_NAME = re.compile(r"[ \t]*(\w*)[ \t]*(\n?)")
 _NEWLINES = re.compile(r"\n*")
-# `call:f{`, `f(` and `{"name": …`, after the opening tag. Possessive, so that the time is linear for every input.
-_OPENING = re.compile(r"\s*+(?:call\s*+:\s*+)?([^\s{}()<\"']*+)\s*+([{(])")
-_CLOSING = re.compile(r"[\s)\]}]*+(?:<tool_call\|>\n*+)?")  # models often close a bracket too many
+# All that is held back until more text decides has a limited length. The patterns are possessive where their parts
+# overlap, so that the time is linear for every input.
+_CHANNEL_NAME = re.compile(r"[ \t]{0,8}+(\w{0,64}+)[ \t]{0,8}+(\n?)")
+# `call:f{`, `f(` and `{"name": …`, after the opening tag. A declared name has at most 128 characters.
+_BEFORE_BRACKET = r"\s{0,64}+(?:call\s{0,64}+:\s{0,64}+)?([^\s{}()<\"']{0,128}+)\s{0,64}+"
+_OPENING = re.compile(_BEFORE_BRACKET + "([{(])")
+_HALF_OPENING = re.compile(_BEFORE_BRACKET + r"\Z")
+_CALL_END = "<tool_call|>"
+_CLOSING = re.compile(r"[\s)\]}]*+")  # models often close a bracket too many
 # A call without its opening tag: the rest of a damaged tag, a colon, a name and a bracket.
 _NAME_CHARACTER = r"[A-Za-z0-9_.:/-]"
-_TAG_OR_MARK = re.compile(f"{_TAG.pattern}|:(?P<name>{_NAME_CHARACTER}{{1,128}}+)(?= ?[{{(])")
+_TAG_OR_MARK = re.compile(f"{TAG.pattern}|:(?P<name>{_NAME_CHARACTER}{{1,128}}+)(?= ?[{{(])")
 _BEFORE_MARK = re.compile(r"\w{0,16}+ ?+\Z")
 _HALF_MARK = re.compile(rf"\w{{0,16}}+ ?+(?::{_NAME_CHARACTER}{{0,128}}+ ?+)?\Z")
 _LONGEST_MARK = 16 + 1 + 1 + 128 + 1
-# One token of an argument list; none begins at a tag of a call. Each character is consumed once, broken quotes included
-# (the last branch), so that the time is linear for every input.
-_ARGUMENT = re.compile(
-    r"""(?P<bracket>[()\[\]{}])
-      | <\|"\|> (?P<quoted>(?:[^<]|<(?!\|"\|>|TAG))*+) <\|"\|>
-      | "(?:[^"\\<]|\\[^<]|<(?!TAG))*+"
-      | '(?P<single>(?:[^'\\<]|\\[^<]|<(?!TAG))*+)'
-      | (?P<bare>[^\s:=,()\[\]{}"'<]++) (?P<colon>\s*+[:=])?
-      | (?P<between>[\s:=,]++)
-      | (?:["']|<(?!TAG)) (?:[^<]|<(?!TAG))*+""".replace("TAG", r"\|tool_call>|tool_call\|>"),
-    re.DOTALL | re.VERBOSE,
-)
 # Arguments after the last bracket of a call: certainly if one begins with its key, and otherwise if an end tag follows.
 # The text is held back until that is clear, so its length is limited. Text after a space may be the answer's.
 _KEYED = re.compile(
     r""",\s{0,8}+(?:[\w.$-]{1,64}+|"[^"<]{0,64}+"|'[^'<]{0,64}+'|<\|"\|>[^<]{0,64}+<\|"\|>)\s{0,8}+[:=]"""
 )
-_REST = re.compile(rf"""(?:(?<!\s)|(?=[,:=(\[{{"']|<\|"\|>))(?:[^<]|<\|"\|>|(?!{_TAG.pattern})<){{1,256}}+""")
-_COMMAS = re.compile(r",(?:\s*+,)++")  # one too many between two arguments
-_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    name: str
-    arguments: dict[str, Any]
+_REST = re.compile(rf"""(?:(?<!\s)|(?=[,:=(\[{{"']|<\|"\|>))(?:[^<]|<\|"\|>|(?!{TAG.pattern})<){{1,256}}+""")
 
 
 @dataclass(frozen=True)
@@ -107,235 +74,312 @@ def read(tokens: Sequence[int], text: str, decode: Decode, tools: Collection[str
 
 def parse(raw: str, tools: Collection[str] | None = None, *, ended: bool = False) -> Answer:
     """Return the answer in a text with tags. Unless it has `ended`, more text may follow."""
-    tools = None if tools is None else frozenset(tools)  # a text may name tools as often as it has characters
-    end, turn_over, half_tag = _extent(raw)
-    ended = ended or turn_over
-    text: list[str] = []
-    thoughts: list[str] = []
-    calls: list[ToolCall] = []
-    malformed: list[str] = []
-    is_open = half_tag
-    in_channel = False
-    shown = at = 0  # `shown`: the text before it is split; `at`: the search continues here
-    pattern = _TAG_OR_MARK if tools else _TAG
-    while found := pattern.search(raw, at, end):
-        at = found.end()
-        name = found["name"] if found.lastgroup else None
-        if name and name not in (tools or ()):
-            at = found.start() + 1  # a name may contain a colon: in `x:f{`, it is f
-            continue
-        start = _mark_start(raw, shown, found.start()) if name else found.start()
-        text.append(raw[shown:start])
-        if found[0] == "<|channel>":
-            channel = _match(_CHANNEL_NAME, raw, at, end)
-            if channel.end() == end and not ended:
-                is_open, at = True, end  # "thought" may become "thoughtful"
-            elif channel[1].lower() == "thought":
-                close = _THOUGHT_END.search(raw, channel.end(), end)
-                thoughts.append(raw[channel.end() : close.start() if close else end])
-                is_open = is_open or close is None
-                at = _after(close, "<channel|>", raw, end)
-            else:
-                # Only the channel "thought" is documented as hidden. The text of any other channel, such as "final", is
-                # shown: a superfluous label does less harm than a missing answer.
-                in_channel = True
-                at = channel.end() if channel[2] else at
-        elif name or found[0] == "<|tool_call>":
-            source = found.start("name") if name else at
-            call, at = _find_call(raw, source, end, tools)
-            if call is None and not name and at < end:  # the tag, not a bracket, tells where this call ends
-                at = close.start() if (close := _CALL_END.search(raw, at, end)) else end
-            if call:
-                calls.append(call)
-            elif at < end or ended:
-                malformed.append(raw[source:at])
-            else:
-                is_open = True
-            closing = _match(_CLOSING, raw, at, end)
-            at = closing.end()
-            if "<" not in closing[0] and (rest := _rest_of_call(raw, at, end, tools, ended)) > at:
-                if rest < end or ended:
-                    malformed.append(raw[at:rest])
-                else:
-                    is_open = True
-                at = _match(_CLOSING, raw, rest, end).end()
-        elif found[0] == "<channel|>":
-            in_channel = False
-        shown = at
-    held = end
-    if tools and not ended:
-        tail = max(shown, end - _LONGEST_MARK)
-        held = tail + _search(_HALF_MARK, raw[tail:end]).start()
-    text.append(raw[shown:held])
-    if ended and malformed and not calls and not "".join(text).strip():
-        text += [_TAG.sub("", source.replace(QUOTE, '"')).strip().removeprefix("call:") for source in malformed]
-    thinking = "\n".join(filter(None, map(str.strip, thoughts)))
-    complete = not (is_open or in_channel or held < end)
-    return Answer("".join(text), thinking, tuple(calls), complete, tuple(malformed))
+    parser = AnswerParser(tools)
+    parser.add(raw)
+    if ended:
+        parser.end()
+    return parser.answer()
 
 
-def format_call(call: ToolCall) -> str:
-    """Return a call in the model's own syntax, which `parse` reads back."""
-    if not isinstance(call.arguments, dict) or not re.fullmatch(r"[^\s{}<>]+", call.name):
-        raise InputError(
-            f"cannot format a call of {call.name!r}: expected a name without spaces or brackets and a dict of arguments"
+class _State(Enum):
+    """The part of an answer that the parser is in."""
+
+    TEXT = auto()
+    CHANNEL = auto()  # the name after `<|channel>`
+    THOUGHT = auto()
+    NEWLINES = auto()  # after the tag that closes a thought or a call
+    OPENING = auto()  # of a call: its name, up to the first bracket
+    ARGUMENTS = auto()
+    UNREADABLE = auto()  # a call, up to the next tag of a call
+    CLOSING = auto()  # after the last bracket of a call
+    REST = auto()  # arguments after the last bracket, of which the first has a key
+    AFTER_REST = auto()
+
+
+_OPEN = (_State.CHANNEL, _State.THOUGHT, _State.OPENING, _State.ARGUMENTS, _State.UNREADABLE, _State.REST)
+
+
+class AnswerParser:
+    """Parser of an answer that arrives in parts. `text`, `thinking`, `calls` and `malformed` only grow."""
+
+    def __init__(self, tools: Collection[str] | None = None) -> None:
+        self.text: list[str] = []
+        self.thinking: list[str] = []
+        self.calls: list[ToolCall] = []
+        self.malformed: list[str] = []
+        self._tools = None if tools is None else frozenset(tools)
+        self._tags = _TAG_OR_MARK if tools else TAG
+        self._incoming = Incoming()
+        self._raw = ""  # the text that is not split yet, after one character that is: `_REST` looks back at it
+        self._at = 0  # the text before it is split
+        self._state = _State.TEXT
+        self._has_ended = False
+        self._in_channel = False
+        self._is_blank_thought = True
+        self._space: list[str] = []  # at the end of a thought; dropped unless a word follows
+        # Of the call that is open:
+        self._has_tag = False
+        self._name = ""
+        self._source: list[str] = []  # the text before its first bracket, and then the arguments in parts
+        self._list = OpenList()
+
+    def add(self, more: str) -> None:
+        """Split more text, up to an end of which the text after it decides."""
+        if self._has_ended:
+            return
+        self._raw = self._raw[max(self._at - 1, 0) :] + self._incoming.add(more)
+        self._at = min(self._at, 1)
+        if self._incoming.turn_is_over:
+            self.end()
+        else:
+            self._split()
+
+    def end(self) -> None:
+        """Split the end of the text."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._split()
+        if self.malformed and not self.calls and not "".join(self.text).strip():
+            plain = (TAG.sub("", source.replace(QUOTE, '"')).strip() for source in self.malformed)
+            self.text += [source.removeprefix("call:") for source in plain]
+
+    def answer(self) -> Answer:
+        """Return the answer so far."""
+        is_held_back = self._at < len(self._raw) or bool(self._incoming.half_tag)
+        return Answer(
+            text="".join(self.text),
+            thinking="".join(self.thinking),
+            tool_calls=tuple(self.calls),
+            complete=not (is_held_back or self._in_channel or self._state in _OPEN),
+            malformed=tuple(self.malformed),
         )
-    return f"<|tool_call>call:{call.name}{format_value(call.arguments)}<tool_call|>"
 
+    def _split(self) -> None:
+        following: _State | None = self._state
+        while following:
+            self._state = following
+            following = self._read_part()
 
-def format_value(value: Any, depth: int = 0) -> str:
-    """Return a JSON value in the model's own syntax. `chat_template.jinja` has the same rules as macros."""
-    if isinstance(value, str):
-        return _format_string(value)
-    if isinstance(value, dict | list | tuple) and depth >= MAX_DEPTH:
-        raise InputError(f"a tool argument is nested deeper than {MAX_DEPTH} levels; flatten it")
-    if isinstance(value, dict):
-        items = (f"{format_key(key)}:{format_value(item, depth + 1)}" for key, item in value.items())
-        return "{" + ",".join(items) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(format_value(item, depth + 1) for item in value) + "]"
-    try:
-        return json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"the tool argument {value!r} is not a JSON value: {error}") from error
+    def _read_part(self) -> _State | None:
+        """Read on in the present part. Return the part that follows, or None if that takes more text."""
+        match self._state:
+            case _State.TEXT:
+                return self._read_text()
+            case _State.CHANNEL:
+                return self._read_channel_name()
+            case _State.THOUGHT:
+                return self._read_thought()
+            case _State.NEWLINES:
+                return self._skip_newlines()
+            case _State.OPENING:
+                return self._read_opening()
+            case _State.ARGUMENTS:
+                return self._read_arguments()
+            case _State.UNREADABLE:
+                return self._read_unreadable_call()
+            case _State.CLOSING | _State.AFTER_REST:
+                return self._skip_closing()
+            case _State.REST:
+                return self._read_rest()
 
+    # --- text and thoughts ---
 
-def _format_string(text: str) -> str:
-    if "<|" in text or "|>" in text:  # reads as a tag, which JSON can escape, but the model's own quotes cannot
-        return json.dumps(text, ensure_ascii=False).replace("<", "\\u003c")
-    return f"{QUOTE}{text}{QUOTE}"
+    def _read_text(self) -> _State | None:
+        tag = self._next_tag()
+        if tag is None:
+            self._show(len(self._raw) if self._has_ended else self._half_mark_start())
+            return None
+        if tag.lastgroup == "name":
+            self._show(self._mark_start(tag.start()))
+            self._at = tag.start("name")
+            self._has_tag = False
+            return _State.OPENING
+        self._show(tag.start())
+        self._at = tag.end()
+        if tag[0] == "<|channel>":
+            return _State.CHANNEL
+        if tag[0] == "<|tool_call>":
+            self._has_tag = True
+            return _State.OPENING
+        if tag[0] == "<channel|>":
+            self._in_channel = False
+        return _State.TEXT
 
+    def _next_tag(self) -> re.Match[str] | None:
+        """Return the next tag, or the next mark of a call of a known tool."""
+        at = self._at
+        while tag := self._tags.search(self._raw, at):
+            if tag.lastgroup is None or self._is_tool(tag["name"]):
+                return tag
+            at = tag.start() + 1  # a name may contain a colon: in `x:f{`, it is f
+        return None
 
-def format_key(key: Any) -> str:
-    """Return a key of an object in the model's own syntax."""
-    if not isinstance(key, str):
-        raise InputError(f"the key {key!r} of a tool argument must be a string")
-    return key if key.replace("-", "_").isidentifier() else _format_string(key)
+    def _is_tool(self, name: str) -> bool:
+        return self._tools is not None and name in self._tools
 
+    def _show(self, end: int) -> None:
+        self.text.append(self._raw[self._at : end])
+        self._at = end
 
-def _extent(raw: str) -> tuple[int, bool, bool]:
-    """Return the end of the answer, whether the turn ends there, and whether half a tag after it is held back."""
-    turn_end = _TURN_END.search(raw)
-    end = turn_end.start() if turn_end else len(raw)
-    half_tag = False
-    if not turn_end and (last := raw.rfind("<")) >= 0:
-        tail = raw[last : last + 20]
-        half_tag = len(raw) - last < 20 and any(tag != tail and tag.startswith(tail) for tag in (*_TAGS, *_PADDING))
-        end = last if half_tag else end
-    while padding := next((tag for tag in _PADDING if raw.endswith(tag, 0, end)), None):
-        end -= len(padding)
-    return end, turn_end is not None, half_tag
+    def _mark_start(self, colon: int) -> int:
+        """Return where a call without its opening tag begins: at the rest of the damaged tag before the colon."""
+        first = max(self._at, colon - _LONGEST_MARK)
+        return first + _search(_BEFORE_MARK, self._raw[first:colon]).start()
 
+    def _half_mark_start(self) -> int:
+        """Return where text begins that may become a call without its opening tag, or the length of the text."""
+        if not self._tools:
+            return len(self._raw)
+        first = max(self._at, len(self._raw) - _LONGEST_MARK)
+        return first + _search(_HALF_MARK, self._raw[first:]).start()
 
-def _match(pattern: re.Pattern[str], text: str, at: int, end: int) -> re.Match[str]:
-    found = pattern.match(text, at, end)
-    assert found is not None, "only for patterns that match the empty text"
-    return found
+    def _read_channel_name(self) -> _State | None:
+        name = match_at(_CHANNEL_NAME, self._raw, self._at)
+        if name.end() == len(self._raw) and not self._has_ended:
+            return None  # "thought" may become "thoughtful"
+        if name[1].lower() == "thought":
+            self._at = name.end()
+            self._is_blank_thought = True
+            self._space = []
+            return _State.THOUGHT
+        # Only the channel "thought" is documented as hidden. The text of any other channel, such as "final", is shown:
+        # a superfluous label does less harm than a missing answer.
+        self._in_channel = True
+        self._at = name.end() if name[2] else self._at
+        return _State.TEXT
+
+    def _read_thought(self) -> _State | None:
+        close = THOUGHT_END.search(self._raw, self._at)
+        end = close.start() if close else len(self._raw)
+        self._think(self._raw[self._at : end])
+        self._at = end
+        if close is None:
+            return None
+        if close[0] == "<|channel>":
+            return _State.TEXT
+        self._at = close.end()
+        return _State.NEWLINES
+
+    def _think(self, part: str) -> None:
+        """Append to the thought, without the white space around it. Thoughts are separated by a line break."""
+        if self._is_blank_thought:
+            part = part.lstrip()
+        words = part.rstrip()
+        if words:
+            if self._is_blank_thought and self.thinking:
+                self.thinking.append("\n")
+            self.thinking += [*self._space, words]
+            self._space = []
+            self._is_blank_thought = False
+        self._space.append(part[len(words) :])
+
+    def _skip_newlines(self) -> _State | None:
+        self._at = match_at(_NEWLINES, self._raw, self._at).end()
+        return _State.TEXT if self._at < len(self._raw) else None
+
+    # --- calls ---
+
+    def _read_opening(self) -> _State | None:
+        opening = _OPENING.match(self._raw, self._at)
+        if opening:
+            self._name = opening[1]
+            self._source = [self._raw[self._at : opening.start(2)]]
+            self._at = opening.start(2)
+            self._take(opening.end())
+            self._list = OpenList()
+            return _State.ARGUMENTS
+        if _HALF_OPENING.match(self._raw, self._at) and not self._has_ended:
+            return None
+        self._source = []
+        return _State.UNREADABLE
+
+    def _take(self, end: int) -> None:
+        self._source.append(self._raw[self._at : end])
+        self._at = end
+
+    def _read_arguments(self) -> _State | None:
+        self._take(self._list.read_on(self._raw, self._at, len(self._raw)))
+        if self._list.is_closed:
+            return self._add_call()
+        return _State.UNREADABLE if self._list.is_cut or self._has_ended else None
+
+    def _add_call(self) -> _State:
+        """Read the call whose last bracket is closed."""
+        call = None
+        with contextlib.suppress(ValueError):
+            call = read_call(self._name, "".join(self._source[1:]))
+        if call and (self._tools is None or call.name in self._tools):
+            self.calls.append(call)
+            return _State.CLOSING
+        if self._has_tag:  # then a tag, not a bracket, tells where it ends
+            return _State.UNREADABLE
+        self.malformed.append("".join(self._source))
+        return _State.CLOSING
+
+    def _read_unreadable_call(self) -> _State | None:
+        close = CALL_TAG.search(self._raw, self._at)
+        self._take(close.start() if close else len(self._raw))
+        if close is None and not self._has_ended:
+            return None
+        self.malformed.append("".join(self._source))
+        return _State.CLOSING
+
+    def _skip_closing(self) -> _State | None:
+        """Skip what closes a call, and look for arguments after it once."""
+        self._at = match_at(_CLOSING, self._raw, self._at).end()
+        if self._at == len(self._raw):
+            return None
+        if self._raw.startswith(_CALL_END, self._at):
+            self._at += len(_CALL_END)
+            return _State.NEWLINES
+        return _State.TEXT if self._state is _State.AFTER_REST else self._find_rest()
+
+    def _find_rest(self) -> _State | None:
+        if _KEYED.match(self._raw, self._at):
+            self._source = []
+            self._list = OpenList()
+            return _State.REST
+        rest = _REST.match(self._raw, self._at)
+        if rest is None or self._next_mark(rest.end()):
+            return _State.TEXT
+        if rest.end() == len(self._raw) and not self._has_ended:
+            return None
+        if not self._raw.startswith(_CALL_END, rest.end()):
+            return _State.TEXT
+        self.malformed.append(rest[0])
+        self._at = rest.end()
+        return _State.AFTER_REST
+
+    def _read_rest(self) -> _State | None:
+        end = len(self._raw) if self._has_ended else self._half_mark_start()
+        mark = self._next_mark(end)
+        self._take(self._list.read_on(self._raw, self._at, mark.start() if mark else end))
+        if self._list.is_closed or self._list.is_cut:
+            self.malformed.append("".join(self._source))
+            return _State.AFTER_REST
+        if mark:  # the next call: the text before it is text
+            self._raw = "".join(self._source) + self._raw[self._at :]
+            self._at = 0
+            return _State.TEXT
+        if self._has_ended:
+            self._take(end)
+            self.malformed.append("".join(self._source))
+            return _State.AFTER_REST
+        return None
+
+    def _next_mark(self, end: int) -> re.Match[str] | None:
+        """Return the next mark of a call of a known tool, unless a tag of a call comes first."""
+        for tag in self._tags.finditer(self._raw, self._at, end):
+            if CALL_TAG.match(tag[0]):
+                return None
+            if tag.lastgroup == "name" and self._is_tool(tag["name"]):
+                return tag
+        return None
 
 
 def _search(pattern: re.Pattern[str], text: str) -> re.Match[str]:
-    found = pattern.search(text)
-    assert found is not None, "only for patterns that match the empty text"
-    return found
-
-
-def _mark_start(raw: str, shown: int, colon: int) -> int:
-    """Return where a call without its opening tag begins: at the rest of the damaged tag before the colon."""
-    first = max(shown, colon - _LONGEST_MARK)
-    return first + _search(_BEFORE_MARK, raw[first:colon]).start()
-
-
-def _after(close: re.Match[str] | None, tag: str, raw: str, end: int) -> int:
-    """Return where to continue: after the closing tag and its line breaks, or at another tag that ended the part."""
-    if close is None:
-        return end
-    return _match(_NEWLINES, raw, close.end(), end).end() if close[0] == tag else close.start()
-
-
-def _find_call(raw: str, at: int, end: int, tools: Collection[str] | None) -> tuple[ToolCall | None, int]:
-    """Return the call that begins here, and where its brackets close or it is cut off. None if it cannot be read."""
-    opening = _OPENING.match(raw, at, end)
-    if not opening:
-        return None, at
-    stop, is_closed = _list_end(raw, opening.start(2), end)
-    if not is_closed:
-        return None, stop
-    try:
-        call = _read_call(opening[1], raw[opening.start(2) : stop])
-    except ValueError:
-        return None, stop
-    return (call if tools is None or call.name in tools else None), stop
-
-
-def _list_end(raw: str, at: int, end: int, depth: int = 0) -> tuple[int, bool]:
-    """Return where a list of arguments ends, and whether its brackets are closed there. `depth` are open already."""
-    while token := _ARGUMENT.match(raw, at, end):
-        at = token.end()
-        if token["bracket"]:
-            depth += 1 if token["bracket"] in "([{" else -1
-            if depth <= 0:
-                return at, True
-    return at, False
-
-
-def _rest_of_call(raw: str, at: int, end: int, tools: Collection[str] | None, ended: bool) -> int:
-    """Return where arguments end that follow the last bracket of a call, or `at` if none do.
-
-    If that is not clear yet, return `end`.
-    """
-    if _KEYED.match(raw, at, end):
-        stop, _ = _list_end(raw, at, end, depth=1)
-    elif rest := _REST.match(raw, at, end):
-        stop = rest.end()
-        if (stop == end and ended) or (stop < end and not raw.startswith("<tool_call|>", stop)):
-            return at
-    else:
-        return at
-    names = (mark["name"] for mark in _TAG_OR_MARK.finditer(raw, at, stop) if mark["name"])
-    return at if any(name in (tools or ()) for name in names) else stop  # the next call, not the rest of this one
-
-
-def _read_call(name: str, source: str) -> ToolCall:
-    """Translate `{key:<|"|>text<|"|>,n:3}` or `(key="text", n=3)` to JSON, token by token, and decode it.
-
-    Without a name, both are in the JSON: `{"name": …, "arguments": …}`. Raise ValueError if it is invalid.
-    """
-    if wrapped := re.fullmatch(r"\(\s*+(\{.*\})\s*\)", source, re.DOTALL):
-        source = wrapped[1]  # f({"key": 3})
-    depth = 0
-
-    def as_json(token: re.Match[str]) -> str:
-        nonlocal depth
-        if bracket := token["bracket"]:
-            depth += 1 if bracket in "([{" else -1
-            if depth > MAX_DEPTH:
-                raise ValueError("nested too deeply")
-            return {"(1": "{", ")0": "}"}.get(f"{bracket}{depth}", bracket)
-        if token["quoted"] is not None:
-            return json.dumps(token["quoted"])
-        if token["single"] is not None:
-            text = token["single"].replace("\\'", "'")
-            return '"' + re.sub(r'\\.|"', lambda part: '\\"' if part[0] == '"' else part[0], text) + '"'
-        if token["colon"]:
-            return json.dumps(token["bare"]) + ":"
-        if token["between"]:
-            return _COMMAS.sub(",", token[0])
-        return _PYTHON_WORDS.get(token[0], token[0])
-
-    arguments = _JSON.decode(_ARGUMENT.sub(as_json, source))
-    if not name:
-        name, arguments = arguments.get("name"), arguments.get("arguments", {})
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise ValueError("expected a name and an object of arguments")
-    return ToolCall(name, arguments)
-
-
-def _finite(literal: str) -> float:
-    """Reject NaN, Infinity and numbers beyond the range of a float such as 1e999, all of which `json` accepts."""
-    if not math.isfinite(number := float(literal)):
-        raise ValueError(f"{literal} is out of range")
-    return number
-
-
-# strict=False allows line breaks inside "...", which models write.
-_JSON = json.JSONDecoder(strict=False, parse_float=_finite, parse_constant=_finite)
+    """Search for a pattern that also matches the empty text."""
+    match = pattern.search(text)
+    assert match is not None
+    return match

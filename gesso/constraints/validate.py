@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from gesso.chat.answer import ToolCall
+from gesso.chat.calls import ToolCall
 from gesso.constraints.schema.drafts import draft_read, validator_class
 from gesso.constraints.schema.openapi import standard_schema
 from gesso.constraints.schema.walk import mapped

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
-from gesso.chat.answer import Answer, ToolCall
+from gesso.chat.answer import Answer
+from gesso.chat.calls import ToolCall
 from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.errors import ApiError
 from gesso.serve.generation import Generation
@@ -71,7 +72,7 @@ async def _events(
                 yield part
     for part in blocks.end():
         yield part
-    end = _end(generation.ended[0], answer.sent)
+    end = _end(generation.ended[0], answer.final)
     yield {"type": "message_delta", "delta": end, "usage": _usage(generation)}
     yield {"type": "message_stop"}
 

@@ -4,7 +4,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from gesso.chat.answer import Answer, ToolCall, parse, read
+from gesso.chat.answer import Answer, AnswerParser, parse, read
+from gesso.chat.calls import ToolCall
 from gesso.chat.tokenizer import Tokenizer
 from gesso.engine.final_text import is_whole, text_between
 from gesso.serve.protocol import Ended
@@ -26,7 +27,8 @@ class Delta:
 class AnswerDeltas:
     """The deltas of one answer. With `chat`, thinking and calls of `tools` are separated from the text.
 
-    With None, calls may have any name.
+    With None, calls may have any name. Each token is decoded and parsed once when it arrives, and once at the end of
+    the answer.
     """
 
     tokenizer: Tokenizer
@@ -34,49 +36,70 @@ class AnswerDeltas:
     tools: Collection[str] | None = None
     one_call: bool = False  # drop every call but the first
     tokens: list[int] = field(default_factory=list)
-    sent: Answer = field(default_factory=lambda: parse(""))
+    final: Answer = field(default_factory=lambda: parse(""))  # the complete answer, from its end on
     whole: int = 0  # tokens whose text no later token changes
-    whole_text: str = ""
+    text_sent: int = 0
+    thinking_sent: int = 0
+    calls_sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.parser = AnswerParser(self.tools)
 
     def settle(self, tokens: Sequence[int]) -> Delta:
         """Append settled tokens and return the new text."""
-        self.tokens += tokens
-        text = self._text()
-        return self._advance(self._allowed(parse(text, self.tools)) if self.chat else _plain(text))
+        text = self._text_of(tokens)
+        if not self.chat:
+            return self._send(Delta(text))
+        pieces = len(self.parser.text)
+        thoughts = len(self.parser.thinking)
+        self.parser.add(text)
+        return self._send(
+            Delta(
+                text="".join(self.parser.text[pieces:]),
+                thinking="".join(self.parser.thinking[thoughts:]),
+                calls=self._allowed(self.parser.calls)[self.calls_sent :],
+            )
+        )
 
     def end(self, ended: Ended) -> Delta:
         """Return the text between the last delta and the end of the answer."""
-        return self._advance(self.answer(ended))
+        self.final = self.answer(ended)
+        return self._send(
+            Delta(
+                text=self.final.text[self.text_sent :],
+                thinking=self.final.thinking[self.thinking_sent :],
+                calls=self.final.tool_calls[self.calls_sent :],
+            )
+        )
 
     def answer(self, ended: Ended) -> Answer:
         """Parse a complete answer."""
         if not self.chat:
-            return _plain(ended.text)
-        return self._allowed(read(ended.tokens, ended.text, self.decode, self.tools))
-
-    def _allowed(self, answer: Answer) -> Answer:
-        return replace(answer, tool_calls=answer.tool_calls[:1]) if self.one_call else answer
+            return Answer(ended.text, "", (), True)
+        answer = read(ended.tokens, ended.text, self.decode, self.tools)
+        return replace(answer, tool_calls=self._allowed(answer.tool_calls))
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return self.tokenizer.decode([t for t in tokens if t < self.tokenizer.vocab_size], special=special)
 
-    def _text(self) -> str:
-        """Return the text of all tokens, decoding only those from the last known whole token on."""
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        """Append tokens, and return the text up to the last whole one that was not returned before."""
         decode, bytes_ = partial(self.decode, special=self.chat), self.tokenizer.byte_ids
-        ends = range(len(self.tokens), self.whole, -1)
-        if (end := next((end for end in ends if is_whole(self.tokens[end - 1], bytes_, decode)), None)) is not None:
-            self.whole_text += text_between(self.tokens, self.whole, end, decode)
-            self.whole = end
-        return self.whole_text + text_between(self.tokens, self.whole, len(self.tokens), decode)
+        before = len(self.tokens)  # the tokens between `whole` and this are not whole
+        self.tokens += tokens
+        ends = range(len(self.tokens), before, -1)
+        end = next((end for end in ends if is_whole(self.tokens[end - 1], bytes_, decode)), None)
+        if end is None:
+            return ""
+        text = text_between(self.tokens, self.whole, end, decode)
+        self.whole = end
+        return text
 
-    def _advance(self, answer: Answer) -> Delta:
-        sent, self.sent = self.sent, answer
-        return Delta(
-            answer.text[len(sent.text) :],
-            answer.thinking[len(sent.thinking) :],
-            answer.tool_calls[len(sent.tool_calls) :],
-        )
+    def _allowed(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+        return tuple(calls[:1] if self.one_call else calls)
 
-
-def _plain(text: str) -> Answer:
-    return Answer(text, "", (), True)
+    def _send(self, delta: Delta) -> Delta:
+        self.text_sent += len(delta.text)
+        self.thinking_sent += len(delta.thinking)
+        self.calls_sent += len(delta.calls)
+        return delta

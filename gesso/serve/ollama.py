@@ -194,7 +194,7 @@ def description(context: int, sees: bool) -> dict[str, Any]:
 def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
     answer = AnswerDeltas(model.tokenizer, chat=request.echo["template"], tools=request.tools)
     whole = answer.end(generation.ended[0]) if generation.jobs else Delta()
-    return {**_part(request, whole), **_end(generation, answer.sent)}
+    return {**_part(request, whole), **_end(generation, answer.final)}
 
 
 async def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
@@ -203,7 +203,7 @@ async def stream(model: ServedModel, request: PreparedRequest, generation: Gener
         async with aclosing(generation.deltas(answer)) as deltas:
             async for delta in deltas:
                 yield _line({**_part(request, delta), "done": False})
-        yield _line({**_part(request, Delta()), **_end(generation, answer.sent)})
+        yield _line({**_part(request, Delta()), **_end(generation, answer.final)})
     except ApiError as error:
         yield _line(error_body(error))
 

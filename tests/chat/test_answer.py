@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from gesso.chat.answer import Answer, ToolCall, parse
+from gesso.chat.answer import Answer, AnswerParser, parse
+from gesso.chat.calls import ToolCall
+from gesso.chat.tags import QUOTE
 from tests.waiting import bounded
 
 RICH = (
@@ -135,6 +137,53 @@ def test_any_deltas_add_up_to_the_whole_answer() -> None:
         assert whole.text.startswith(text) and whole.thinking.startswith(thinking), raw
         if whole.text.strip() and not (whole.malformed and not whole.tool_calls):
             assert not re.search(r":f ?[({]", whole.text), raw
+
+
+def random_answer(rng: random.Random) -> str:
+    """Return an answer of thoughts, calls in every form and text, all of which may be damaged."""
+    parts = [
+        *TAGS,
+        "<eos>",
+        "<pad>",
+        "<|think|>",
+        "thought\n",
+        "final\n",
+        "call:f{",
+        "call:f(",
+        ":f{",
+        ":x:f{",
+        "f(",
+        ":g(",
+    ]
+    parts += [
+        "a:1",
+        ",b:2",
+        ", key: ",
+        "a=1",
+        "b:'x'",
+        f"a:{QUOTE}x{QUOTE}",
+        f"call:f{{a:{QUOTE}x{QUOTE}}}<tool_call|>",
+    ]
+    parts += ['{"name":"f"}', "<|tool_call>call:h{a:", "I ", "Icall", ", then: some words ", "12:30 ", "é" * 20]
+    parts += ["\n", "\\", "<|to", *"<:{}[]()\"', "]
+    chosen = rng.sample(parts, rng.randrange(3, len(parts)))
+    return "".join(rng.choice(chosen) for _ in range(rng.randrange(2, 20)))
+
+
+def test_an_answer_that_arrives_in_parts_is_split_as_at_once() -> None:
+    """Wherever the parts are cut: in a tag, a name, a string or an escape."""
+    for seed in range(4000):
+        rng = random.Random(seed)
+        raw = random_answer(rng)
+        tools = rng.choice([None, (), ("f",), ("f", "g")])
+        parser, at = AnswerParser(tools), 0
+        while at < len(raw):
+            end = at + rng.choice((1, 2, 3, 9, 30))
+            parser.add(raw[at:end])
+            at = end
+            assert parser.answer() == parse(raw[:at], tools), (raw[:at], tools)
+        parser.end()
+        assert parser.answer() == parse(raw, tools, ended=True), (raw, tools)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gesso.chat.answer import MAX_DEPTH, QUOTE, Answer, ToolCall, format_call, format_value, parse
+from gesso.chat.answer import Answer, parse
+from gesso.chat.calls import MAX_DEPTH, ToolCall, format_call, format_value
+from gesso.chat.tags import QUOTE
 from gesso.errors import InputError
 from tests.chat.test_answer import TAGS
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import tokenizers
 
-from gesso.chat.answer import ToolCall, format_call, parse
+from gesso.chat.answer import parse
+from gesso.chat.calls import ToolCall, format_call
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import CheckpointError, InputError
 from tests.chat.conftest import SPECIALS

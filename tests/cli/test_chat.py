@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import gesso
-from gesso.chat.answer import Answer, ToolCall
+from gesso.chat.answer import Answer
+from gesso.chat.calls import ToolCall
 from gesso.cli import chat, delivery
 from tests.cli.test_cli import ENDLESS, HIDE, SHORT, SHOW, Main, Terminal
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gesso.chat.answer import format_value
+from gesso.chat.calls import format_value
 from gesso.constraints.limits import Limits
 from gesso.constraints.tools import TAGS, calls_term, optional_calls_term
 from gesso.errors import InputError

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from gesso.chat.answer import ToolCall
+from gesso.chat.calls import ToolCall
 from gesso.constraints.validate import TOO_DEEP, calls_problem, schema_problem, value_problem
 
 DRAFT4, DRAFT7 = (f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 7))

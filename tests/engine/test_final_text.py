@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from gesso.chat.answer import Answer, ToolCall, parse
+from gesso.chat.answer import parse
+from gesso.chat.calls import ToolCall
 from gesso.engine.engine import Engine
 from gesso.engine.final_text import fewest_with, most_within
 from gesso.serve.deltas import AnswerDeltas
@@ -106,12 +107,30 @@ def test_a_stream_decoded_in_pieces_is_the_text_decoded_at_once(tiny, chat):
     chance, tokenizer = random.Random(1), tiny.tokenizer
     for _ in range(300):
         tokens, writing, at = drawn(tokenizer, chance, ascii_bytes=True), AnswerDeltas(tokenizer, chat), 0
+        text, thinking = "", ""
+        ended = Ended(0, tiny.decode(tokens), tokens, "stop", 0, {})
+        whole = writing.answer(ended)
         while at < len(tokens):
             count = chance.randint(1, 6)
-            writing.settle(tokens[at : at + count])
+            delta = writing.settle(tokens[at : at + count])
             at += count
-            text = tiny.decode(tokens[:at], special=chat)
-            assert writing.sent == (parse(text) if chat else Answer(text, "", (), True))
+            text += delta.text
+            thinking += delta.thinking
+            assert whole.text.startswith(text) and whole.thinking.startswith(thinking)
+        last = writing.end(ended)
+        assert (text + last.text, thinking + last.thinking) == (whole.text, whole.thinking)
+        assert writing.final == whole
+
+
+def test_all_text_of_whole_tokens_is_sent_as_it_settles(tiny):
+    chance, tokenizer = random.Random(2), tiny.tokenizer
+    whole = sorted(set(range(128)) - tokenizer.special_ids)
+    for chat in (False, True):
+        writing, sent, tokens = AnswerDeltas(tokenizer, chat), "", []
+        for _ in range(200):
+            tokens.append(chance.choice(whole))
+            sent += writing.settle(tokens[-1:]).text
+            assert sent == (parse(tiny.decode(tokens)).text if chat else tiny.decode(tokens))
 
 
 def test_deltas_of_a_damaged_call_never_contain_its_syntax(tiny):
@@ -134,7 +153,6 @@ def test_a_stream_decodes_each_token_a_few_times_only(tiny, monkeypatch):
 
     monkeypatch.setattr(AnswerDeltas, "decode", decode)
     writing, tokens = AnswerDeltas(tiny.tokenizer, chat=True), sorted(set(range(128)) - tiny.tokenizer.special_ids) * 10
-    for token in tokens:
-        writing.settle([token])
-    assert writing.sent.text == tiny.decode(tokens, special=True)
+    text = "".join(writing.settle([token]).text for token in tokens)
+    assert text == tiny.decode(tokens, special=True)
     assert len(decoded) < 10 * len(tokens)

@@ -13,7 +13,8 @@ from examples.mini.questions import QUESTIONS, is_held_out
 from examples.structured import off_topic as messages
 from examples.structured.chat import training_rows
 from examples.structured.tool_results import tool_exchange
-from gesso.chat.answer import Answer, ToolCall, parse
+from gesso.chat.answer import Answer, parse
+from gesso.chat.calls import ToolCall
 from gesso.chat.tokenizer import Tokenizer
 from gesso.engine.events import Result
 from gesso.train.rows import tokenise

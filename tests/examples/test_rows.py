@@ -11,7 +11,8 @@ import pytest
 from examples import rows
 from examples.structured.rows import training_rows as structured_rows
 from examples.sudoku.rows import training_rows
-from gesso.chat.answer import ToolCall, parse
+from gesso.chat.answer import parse
+from gesso.chat.calls import ToolCall
 from gesso.errors import InputError
 from gesso.eval.sudoku.grid import is_valid, kinship, parse_puzzle
 from gesso.eval.task import split_of

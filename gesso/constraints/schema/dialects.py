@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gesso.chat import answer
+from gesso.chat.calls import format_key, format_value
+from gesso.chat.tags import QUOTE
 from gesso.constraints.charset import ANY, Ranges, char_class, chars, minus, union
 from gesso.constraints.schema.orders import MAX_SET, in_any_order
 from gesso.constraints.term import EMPTY, NOTHING, Term
@@ -142,7 +143,7 @@ def _call_free_content() -> Term:
 
 def _marked(text: str) -> Term:
     literal(text)  # rejects half of a surrogate pair
-    return literal(text.encode().replace(answer.QUOTE.encode(), bytes([CALL_QUOTE])))
+    return literal(text.encode().replace(QUOTE.encode(), bytes([CALL_QUOTE])))
 
 
 CALLS = Dialect(
@@ -150,8 +151,8 @@ CALLS = Dialect(
     free_content=_call_free_content(),
     excluded=chars("<|"),
     escape=lambda ranges: NOTHING,
-    write_text=lambda dialect, text: _marked(answer.format_value(text)),
-    write_key=lambda dialect, key: _marked(answer.format_key(key)),
+    write_text=lambda dialect, text: _marked(format_value(text)),
+    write_key=lambda dialect, key: _marked(format_key(key)),
 )
 
 

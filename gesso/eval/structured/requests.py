@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gesso.chat.answer import ToolCall, format_call
+from gesso.chat.calls import ToolCall, format_call
 from gesso.chat.messages import with_schema
 from gesso.eval.structured.domains import (
     ATTRIBUTES,

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from gesso.chat.answer import ToolCall
+from gesso.chat.calls import ToolCall
 from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.generation import Generation
 from gesso.serve.jobs import Job
@@ -68,7 +68,7 @@ def stream(model: ServedModel, request: PreparedRequest, generation: Generation)
         more = {"logprobs": chat_logprobs(model.tokenizer, job, ended)} if ended and request.logprobs else {}
         found = [choice(job.index, delta_fields(job.index, delta), **more)] if delta else []
         if ended:
-            read = answers[job.index].sent
+            read = answers[job.index].final
             malformed = {"malformed_tool_calls": list(read.malformed)} if read.malformed else {}
             reason = _finish_reason(ended, read.tool_calls)
             found.append(choice(job.index, malformed, finish_reason=reason, seed=ended.seed))

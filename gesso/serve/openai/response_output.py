@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gesso.chat.answer import ToolCall
+from gesso.chat.calls import ToolCall
 from gesso.serve.deltas import Delta
 
 Item = dict[str, Any]

@@ -26,7 +26,7 @@ def answer(model: ServedModel, request: PreparedRequest, generation: Generation)
     )
     list(response.output.add(deltas.end(generation.ended[0])))  # its events are for streams
     list(response.output.end(complete=_is_complete(generation)))
-    return response.finished(model, deltas.sent, generation)
+    return response.finished(model, deltas.final, generation)
 
 
 async def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
@@ -62,7 +62,7 @@ async def stream(model: ServedModel, request: PreparedRequest, generation: Gener
     complete = _is_complete(generation)
     for kind, fields in response.output.end(complete=complete):
         yield numbered(kind, fields)
-    yield with_response("completed" if complete else "incomplete", response.finished(model, deltas.sent, generation))
+    yield with_response("completed" if complete else "incomplete", response.finished(model, deltas.final, generation))
 
 
 class Response:
