@@ -1,4 +1,7 @@
-"""Measure many clients on one server: throughput against one client, waiting times, and whether texts stay the same."""
+"""Measure many clients on one server: throughput against one client, waiting times, and whether texts stay the same.
+
+The clients send completions. How soon a conversation is read is measured with one client.
+"""
 
 import http.client
 import json
@@ -12,10 +15,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gesso.bench.server import address, running_server
+from gesso.errors import InputError
 
 SEEDS = 16  # distinct requests, each sent alone first and repeatedly under load
 STEPS = 16
 BODY: dict[str, Any] = {"prompt": "def fib(n):", "max_tokens": 64, "diffusion": {"preset": "fast", "canvas_length": 64}}
+MESSAGES = [{"role": "user", "content": "Write a haiku about the sea."}]
+SHORT = {"max_tokens": 8, "diffusion": {"preset": "fast", "canvas_length": 16}}
+CONVERSATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": MESSAGES, "stream": True, **SHORT}),
+    "tokenize": ("/tokenize", {"messages": MESSAGES}),
+}
+ROUNDS = 8
 
 
 @dataclass
@@ -45,7 +56,7 @@ class Tally:
 def measure(
     url: str | None, clients: int, seconds: float, new: int | None = None, arguments: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Measure `clients` at once for `seconds`, after about a third of that with one client.
+    """Measure `clients` at once for `seconds`, after about a third of that and some conversations with one client.
 
     Each requests `new` tokens in canvases of 16 steps without early stopping, or by default a short text. Without a
     `url`, a server is started with these `arguments`.
@@ -65,6 +76,7 @@ def measure(
         if seed >= 3 and time.perf_counter() - began > seconds / 3:
             break
     alone_rate = alone.tokens / (time.perf_counter() - began)
+    (first_events,) = first_event_medians([url], ROUNDS)
     began = time.perf_counter()
     threads = [threading.Thread(target=_client, args=(crowd, url, i, began + seconds)) for i in range(clients)]
     for thread in threads:
@@ -86,9 +98,41 @@ def measure(
         "wait_p99": percentile(crowd.waits, 99),
         "wait_max": round(max(crowd.waits, default=0.0), 3),
         "wait_max_over_mean": round(max(crowd.waits) / mean, 2) if mean else None,
+        "first_event": first_events,
         "same_text_as_alone": all(crowd.texts.get(seed, found) == found for seed, found in alone.texts.items()),
         "memory": memory(url),
     }
+
+
+def first_event_medians(urls: Sequence[str], rounds: int) -> list[dict[str, float]]:
+    """Return the median seconds to the first event of each conversation, by server. The servers take turns."""
+    seconds: list[dict[str, list[float]]] = [{name: [] for name in CONVERSATIONS} for _ in urls]
+    for _ in range(rounds):
+        for name, (path, body) in CONVERSATIONS.items():
+            for url, by_name in zip(urls, seconds, strict=True):
+                by_name[name].append(first_event(url, path, body))
+    return [{name: round(statistics.median(values), 4) for name, values in by_name.items()} for by_name in seconds]
+
+
+def first_event(url: str, path: str, body: dict[str, Any]) -> float:
+    """Return the seconds from sending a request to the first event of its stream, or to its answer.
+
+    The first event of a chat has no text: a server sends it when it has read the request, before the engine begins. The
+    rest is read, too, so that the next request does not share the engine with it.
+    """
+    connection = http.client.HTTPConnection(*address(url), timeout=600)
+    try:
+        began = time.perf_counter()
+        connection.request("POST", path, json.dumps(body), headers())
+        response = connection.getresponse()
+        content = response.readline()
+        seconds = time.perf_counter() - began
+        content += response.read()
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise InputError(f"{path} answered {response.status}: {content[:200].decode(errors='replace')}")
+    return seconds
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:

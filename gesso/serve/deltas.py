@@ -41,6 +41,7 @@ class AnswerDeltas:
     text_sent: int = 0
     thinking_sent: int = 0
     calls_sent: int = 0
+    parser: AnswerParser = field(init=False)
 
     def __post_init__(self) -> None:
         self.parser = AnswerParser(self.tools)
@@ -57,7 +58,7 @@ class AnswerDeltas:
             Delta(
                 text="".join(self.parser.text[pieces:]),
                 thinking="".join(self.parser.thinking[thoughts:]),
-                calls=self._allowed(self.parser.calls)[self.calls_sent :],
+                calls=tuple(self.parser.calls[self.calls_sent : self._most_calls]),
             )
         )
 
@@ -77,7 +78,7 @@ class AnswerDeltas:
         if not self.chat:
             return Answer(ended.text, "", (), True)
         answer = read(ended.tokens, ended.text, self.decode, self.tools)
-        return replace(answer, tool_calls=self._allowed(answer.tool_calls))
+        return replace(answer, tool_calls=answer.tool_calls[: self._most_calls])
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return self.tokenizer.decode([t for t in tokens if t < self.tokenizer.vocab_size], special=special)
@@ -95,8 +96,9 @@ class AnswerDeltas:
         self.whole = end
         return text
 
-    def _allowed(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
-        return tuple(calls[:1] if self.one_call else calls)
+    @property
+    def _most_calls(self) -> int | None:
+        return 1 if self.one_call else None
 
     def _send(self, delta: Delta) -> Delta:
         self.text_sent += len(delta.text)

@@ -8,6 +8,7 @@
     python -m tests.load beside-infill             how much infill requests slow the steps of others
     python -m tests.load joining                   how long first drafts take while requests join and leave
     python -m tests.load hot-load                  what clients notice while adapters are loaded beside them
+    python -m tests.load first-event URL URL       how soon running servers have read a chat, asked in turn
     python -m tests.load first-text --count 24     how soon a stream has text to send
     python -m tests.load scrubbing                 the cost of scrubbing in the studio, in Chromium
 
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from gesso.bench import serve
 from gesso.errors import InputError
 
 PIPED_WIDTH = 400  # columns; the longest rows of the table of attacks have 250
@@ -59,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command.add_argument("arguments", nargs="*", help="of gesso serve, after --")
     for command in (attacks, soak, hangups, beside, joining):
         command.add_argument("--url", help="a running server; default: a new one")
+    first_event = commands.add_parser("first-event")
+    first_event.add_argument("urls", nargs="+", metavar="URL")
+    first_event.add_argument("--rounds", type=int, default=20)
     first_text = commands.add_parser("first-text")
     first_text.add_argument("--model")
     first_text.add_argument("--preset", default="balanced")
@@ -118,6 +123,8 @@ def run(asked: argparse.Namespace) -> None:
             targets = ("attention", "mlp", "experts") if asked.experts else ("attention", "mlp")
             found = hot_load.measure(asked.seconds, asked.clients, asked.arguments, targets)
             failed = bool(found["failed"] or found["changed_texts"])
+        case "first-event":
+            found = dict(enumerate(serve.first_event_medians(asked.urls, asked.rounds)))
         case "first-text":
             from tests.load import first_text
 

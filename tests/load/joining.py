@@ -1,6 +1,6 @@
 """`python -m tests.load joining`: how long requests wait for their first draft while others join and leave.
 
-Clients send requests one after another: prompts and answers of random lengths, with different presets, temperatures,
+Clients send requests one after another: completions and chats of random lengths, with different presets, temperatures,
 step counts and samplers. Every fourth leaves in the middle of its answer. So the batch has another mixture in almost
 every pass. A server has captured and compiled everything before it is ready, and its counters show it.
 
@@ -20,6 +20,7 @@ from typing import Any
 
 from gesso.bench.serve import exchange, headers, percentile
 from gesso.bench.server import Server, address, running_server
+from tests.load.wire import CHAT, COMPLETIONS
 
 SECONDS = 0.3  # to the first draft
 TEXT = "A server answers many requests at once: some of them are long, others are short, and all of them want to begin."
@@ -64,9 +65,17 @@ class Client:
                 time.sleep(0.1)  # after an immediate rejection
             time.sleep(self.random.uniform(0, 0.2))
 
+    def completion(self) -> tuple[str, dict[str, Any]]:
+        return COMPLETIONS, {"prompt": self.random.choices(self.tokens, k=self.random.randint(1, self.prompt))}
+
+    def chat(self) -> tuple[str, dict[str, Any]]:
+        words = self.random.choices(TEXT.split(), k=self.random.randint(1, self.prompt))
+        return CHAT, {"messages": [{"role": "user", "content": " ".join(words)}]}
+
     def ask(self) -> None:
+        path, prompt = self.chat() if self.random.random() < 0.5 else self.completion()
         body = {
-            "prompt": self.random.choices(self.tokens, k=self.random.randint(1, self.prompt)),
+            **prompt,
             "max_tokens": self.random.randint(1, self.new),
             "seed": self.random.randrange(2**32),
             "stream": True,
@@ -76,7 +85,7 @@ class Client:
         began, drafts = time.monotonic(), 0
         connection = HTTPConnection(*address(self.url), timeout=600)
         try:
-            connection.request("POST", "/v1/completions", json.dumps(body), headers())
+            connection.request("POST", path, json.dumps(body), headers())
             response = connection.getresponse()
             if response.status != 200:
                 raise ValueError(f"{response.status}: {response.read().decode()}")

@@ -367,6 +367,7 @@ def test_many_clients_get_the_same_texts_as_one(server):
     found = measure(server.url, clients=6, seconds=1)
     assert found["error_count"] == 0 and found["requests"] >= 6
     assert found["same_text_as_alone"]
+    assert found["first_event"]["chat"] > 0 and found["first_event"]["tokenize"] > 0
 
 
 def test_plain_http_without_a_client_library(server):
