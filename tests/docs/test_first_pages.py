@@ -13,6 +13,7 @@ NOT_RUN = {
     "make demo": "installs packages from the network; test_examples.py runs the commands of the demo",
     "make studio": "installs packages from the network; tests/studio runs the studio",
     "make chat": "downloads a checkpoint",
+    "make test": "runs this test",
     "make docs": "installs packages from the network; test_site.py builds the site",
     ". .venv/bin/activate": "the environment of the tests is active",
     "pip install '.[serve]'": "installs packages from the network",
