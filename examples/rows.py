@@ -17,7 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+from examples.python_infill.small_classes import training_rows as class_rows
 from examples.structured.chat import training_rows as chat_rows
+from examples.structured.copying import training_rows as copying_rows
 from examples.structured.rows import training_rows as structured_rows
 from examples.sudoku.rows import training_rows as sudoku_rows
 from gesso.errors import InputError
@@ -31,7 +33,14 @@ def infill_rows(count: int, seed: int) -> Iterator[dict[str, Any]]:
         yield {"prompt": item.prompt, "completion": item.expected}
 
 
-TASKS = {"sudoku": sudoku_rows, "structured": structured_rows, "chat": chat_rows, "python_infill": infill_rows}
+TASKS = {
+    "sudoku": sudoku_rows,
+    "structured": structured_rows,
+    "copying": copying_rows,
+    "chat": chat_rows,
+    "python_infill": infill_rows,
+    "small_classes": class_rows,
+}
 
 
 def write_rows(rows: Iterable[Mapping[str, Any]], out: Path, *, force: bool = False) -> None:

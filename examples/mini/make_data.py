@@ -7,6 +7,9 @@
     part/python.jsonl.xz       a part of the same source, for mini-chat.toml
     structured.jsonl.xz        requests, and their answers as JSON or tool calls
     chat.jsonl.xz              conversations: other topics, tool results and small talk
+    twelfth/python.jsonl.xz    a smaller part of the source, for mini-copy.toml
+    copying.jsonl.xz           values of any length, and their copies in JSON or tool calls
+    again.jsonl.xz             new requests and conversations, and holes in small classes
     model/                     the shape (config.json beside this file), the tokenizer and the chat template
 
 Existing parts are kept; delete one to make it again. Wheels are downloaded once, into the cache. The data is the same
@@ -24,8 +27,10 @@ from typing import Any
 
 import gesso
 from examples.python_infill import corpus
+from examples.python_infill.small_classes import training_rows as class_rows
 from examples.rows import write_rows
 from examples.structured.chat import training_rows as chat_rows
+from examples.structured.copying import training_rows as copying_rows
 from examples.structured.rows import training_rows
 from gesso.errors import InputError
 from gesso.train.vocabulary import learn
@@ -34,7 +39,7 @@ HERE = Path(__file__).parent
 PACKAGES = HERE.parent / "python_infill" / "packages.toml"
 TEMPLATE = Path(gesso.__file__).parent / "chat" / "chat_template.jinja"
 ROWS = 150_000
-PART = 6  # one in six packages
+PART, TWELFTH = 6, 12  # one in six packages, and one in twelve
 # The tokenizer is trained on a sample: all of the standard library, one in 6 other documents, and one in 8 rows.
 EVERY_DOCUMENT, EVERY_ROW = 6, 8
 
@@ -46,8 +51,8 @@ def make(
 ) -> None:
     """Make all missing parts. `shape` is the directory of config.json and generation_config.json."""
     out.mkdir(parents=True, exist_ok=True)
-    names = ("python", "python-heldout", "part/python", "structured", "chat")
-    python, held_out, part, structured, chat = (out / f"{name}.jsonl.xz" for name in names)
+    names = ("python", "python-heldout", "part/python", "structured", "chat", "twelfth/python", "copying", "again")
+    python, held_out, part, structured, chat, twelfth, copying, again = (out / f"{name}.jsonl.xz" for name in names)
     if is_missing((python, held_out), say):
         summary = corpus.build(out, packages, cache, progress=say)
         say(f"{python}: {summary.files.total():,} documents, {summary.bytes.total() / 1e6:.1f} MB of text")
@@ -59,9 +64,22 @@ def make(
     if is_missing((chat,), say):
         say(f"{chat}: writing {rows // 2:,} rows")
         write_rows(chat_rows(rows // 2, seed=0), chat)
+    if is_missing((twelfth,), say):
+        corpus.build(twelfth.parent, packages, cache, progress=say, every=TWELFTH)
+    if is_missing((copying,), say):
+        write_rows(copying_rows(rows * 4 // 5, seed=0), copying)
+    if is_missing((again,), say):
+        write_rows(rows_again(rows), again)
     if is_missing((out / "model",), say):
         say(f"{out / 'model'}: training the tokenizer")
         make_model(out / "model", shape, texts(python, structured))
+
+
+def rows_again(rows: int) -> Iterator[dict[str, Any]]:
+    """Yield rows that no earlier stage has: a third of `rows` are requests, and some less conversations and classes."""
+    yield from training_rows(rows // 3, seed=1)
+    yield from chat_rows(rows * 4 // 15, seed=1)
+    yield from class_rows(rows // 6, seed=0)
 
 
 def is_missing(parts: tuple[Path, ...], say: Progress) -> bool:

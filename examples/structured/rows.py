@@ -16,10 +16,11 @@ def training_rows(count: int, seed: int) -> Iterator[dict[str, Any]]:
     check_draw("train", count)
     for n in range(count):
         rng = random.Random(f"structured rows {seed} {n}")
-        yield _small_talk(rng) if rng.random() < SMALL_TALK else _row(make_item("", "train", rng))
+        yield _small_talk(rng) if rng.random() < SMALL_TALK else row_of(make_item("", "train", rng))
 
 
-def _row(item: Item) -> dict[str, Any]:
+def row_of(item: Item) -> dict[str, Any]:
+    """Return an item of the structured task with its answer."""
     if "tools" not in item.meta:
         return {"messages": [*item.prompt, message("assistant", item.expected)]}
     call = {"type": "function", "function": {"name": item.meta["call"], "arguments": item.meta["value"]}}

@@ -3,6 +3,7 @@
 B examples, S text of all examples, K canvases of all examples, C canvas, R tokens to predict.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -17,6 +18,9 @@ from gesso.images.image import Image
 from gesso.train.data import Example
 from gesso.train.layout import Ints, Layout
 
+# Entropy bounds of unrolled steps: from less than a sampler accepts at once to nearly the whole canvas, so that a canvas
+# has from few to many mistakes.
+BOUNDS = (0.01, 30.0)
 MIN_NOISE = 1e-3  # smallest share of replaced tokens
 GOLDEN = 0.6180339887  # the fractional parts of its multiples are evenly spread for any count
 
@@ -70,10 +74,26 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class NextStep:
+    """What turns the prediction for a canvas into the canvas of the next step, as the entropy-bound sampler does."""
+
+    taken_K: Tensor  # whether the canvas takes the step
+    bound_K1: Tensor  # entropy bound of the sampler
+    drawn_KC: Tensor  # uniform number that chooses the predicted token
+    noise_KC: Tensor  # tokens of the positions that are not accepted
+    open_KC: Tensor  # positions that may change; the others are pinned
+
+    def part(self, canvas_R: Tensor) -> Self:
+        """Return the steps of some canvases, given by their indices."""
+        return replace(self, **{name: value[canvas_R] for name, value in vars(self).items()})
+
+
+@dataclass(frozen=True)
 class Corruption:
     t_K: Tensor  # share of tokens replaced
     noisy_KC: Tensor
     conditioned: Ints  # examples with self-conditioning: they get a first pass
+    next_step: NextStep | None = None  # after the first pass; None: the canvas stays as it is
     # Of recorded canvases; None: there are none, so there is one first pass, over the same canvases.
     recorded_K: Tensor | None = None
     before_DKC: Tensor | None = None  # the canvases of the first passes, one after another
@@ -194,12 +214,14 @@ def _widths(lengths_B: Ints, multiple: int, pack: bool) -> Ints:
 
 
 def corrupt(
-    batch: Batch, vocab_size: int, *, conditioning: float, seed: int, first: int, pinned: float = 0.0
-) -> Corruption:
+    batch: Batch, vocab_size: int, *, conditioning: float, seed: int, first: int, pinned: float = 0.0,
+    unrolled: float = 0.0,
+) -> Corruption:  # fmt: skip
     """Replace each token by a uniform one with probability t, one t per canvas: a function of seed and example.
 
     Each t is uniform, and those of an example's canvases are spread evenly. A share `pinned` of the examples has noise
-    in one random section of each canvas only; the rest is unchanged, as in an edit of part of a text.
+    in one random section of each canvas only; the rest is unchanged, as in an edit of part of a text. A share
+    `unrolled` of the examples with self-conditioning takes a step of a run after the first pass: see `NextStep`.
     """
     length, device = batch.clean_KC.shape[1], batch.clean_KC.device
     number_B = torch.arange(first, first + batch.size, device=device)
@@ -215,19 +237,33 @@ def corrupt(
     level_K = (draws(1).uniform(1)[owner_K, 0] + GOLDEN * place_K) % 1
     t_K = MIN_NOISE + (1 - MIN_NOISE) * level_K
     replaced_KC = of_canvas(draws(2).uniform(most)) < t_K[:, None]
+    open_KC = torch.ones_like(replaced_KC)
     if pinned:
         whole_B1, end_B2 = draws(4).uniform(1) >= pinned, (draws(5).uniform(2).sort(-1).values * length).floor()
         position_C = torch.arange(length, device=device)
         open_BC = (position_C >= end_B2[:, :1]) & (position_C <= end_B2[:, 1:])
-        replaced_KC &= (open_BC | whole_B1)[owner_K]
+        open_KC = (open_BC | whole_B1)[owner_K]
+        replaced_KC &= open_KC
     noisy_KC = torch.where(replaced_KC, of_canvas(draws(3).tokens(most, vocab_size)), batch.clean_KC)
     conditioned = conditioned_examples(conditioning, seed, first, batch.size)
     if batch.recorded_K is None or batch.shown_KC is None or batch.before_DKC is None:
-        return Corruption(t_K, noisy_KC, conditioned)
+        next_step = None
+        if unrolled:
+            low, high = (math.log(bound) for bound in BOUNDS)
+            next_step = NextStep(
+                taken_K=draws(8).uniform(1)[owner_K, 0] < unrolled,
+                bound_K1=(low + (high - low) * of_canvas(draws(9).uniform(most))[:, :1]).exp(),
+                drawn_KC=of_canvas(draws(10).uniform(most)),
+                noise_KC=of_canvas(draws(11).tokens(most, vocab_size)),
+                open_KC=open_KC,
+            )
+        return Corruption(t_K, noisy_KC, conditioned, next_step)
     recorded_K1 = batch.recorded_K[:, None]
     shown_KC = torch.where(recorded_K1, batch.shown_KC, noisy_KC)
     before_DKC = torch.where(recorded_K1, batch.before_DKC, noisy_KC)
-    return Corruption(t_K, shown_KC, conditioned, batch.recorded_K, before_DKC, batch.temperature_DK, batch.steps_K)
+    return Corruption(
+        t_K, shown_KC, conditioned, None, batch.recorded_K, before_DKC, batch.temperature_DK, batch.steps_K
+    )
 
 
 def conditioned_examples(share: float, seed: int, first: int, count: int) -> Ints:

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gesso.diffusion.hash import send
+from gesso.diffusion.moment import lowest_within
 from gesso.errors import InputError
 from gesso.model.attention import Attend
 from gesso.model.experts import chosen
 from gesso.model.transformer import DiffusionGemma
 from gesso.train.attention import FUSED_DIM, block_attention, compiled_attention, tile_mask
-from gesso.train.batch import Batch, Corruption
+from gesso.train.batch import Batch, Corruption, NextStep
 from gesso.train.blocks import attention_groups
 from gesso.train.head import chunk_loss, chunk_rows, token_losses
 from gesso.train.layout import Layout
@@ -68,8 +69,8 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch, corruption: Corruption) -> Losses:
         prompt_SH = self.embed_text(batch)
-        soft_KCH = self._condition(batch, prompt_SH, corruption)
-        noisy_KCH = self.embed(corruption.noisy_KC)
+        soft_KCH, shown_KC = self._condition(batch, prompt_SH, corruption)
+        noisy_KCH = self.embed(shown_KC)
         text_SH, canvas_KCH, scores = self.hidden(batch.layout, prompt_SH, noisy_KCH, soft_KCH)
         decoder_B = self._decoder_loss(batch, corruption, canvas_KCH)
         encoder_B = self._encoder_loss(batch, text_SH)
@@ -147,13 +148,16 @@ class Objective(nn.Module):
             )
         return [found[kind] for kind in kinds]
 
-    def _condition(self, batch: Batch, text_SH: Tensor, corruption: Corruption) -> Tensor:
-        """Return the soft embeddings of a first pass without gradient; exact zeros for the other examples.
+    def _condition(self, batch: Batch, text_SH: Tensor, corruption: Corruption) -> tuple[Tensor, Tensor]:
+        """Return the soft embeddings of a first pass without gradient, and the canvases to show in the second.
+
+        The soft embeddings of the other examples are exact zeros, and their canvases those of the corruption.
 
         Zero logits would be wrong: their soft embedding is the mean of all embeddings. A recorded canvas gets one pass
         for every step before it, each conditioned by the one before, as in the run.
         """
         soft_KCH = torch.zeros_like(self.embed(corruption.noisy_KC))
+        shown_KC = corruption.noisy_KC
         device, place, chosen = soft_KCH.device, 0, corruption.conditioned
         while in_any_process(len(chosen) > 0, device):
             # Sharded weights are gathered layer by layer, so a process without such examples must run the pass too.
@@ -174,10 +178,36 @@ class Objective(nn.Module):
             soft_KCH = soft_KCH.index_put(
                 (canvas_R,), expected_RCH if len(chosen) else soft_KCH[canvas_R] + 0 * expected_RCH
             )
+            if corruption.next_step is not None and len(chosen):
+                taken_RC = self.next_canvas(canvas_RCH, before_KC[canvas_R], corruption.next_step.part(canvas_R))
+                shown_KC = shown_KC.index_put((canvas_R,), taken_RC)
             place += 1
             steps_B = np.ones(batch.size) if corruption.steps_K is None else corruption.steps_K
             chosen = chosen[steps_B[chosen] > place]
-        return soft_KCH
+        return soft_KCH, shown_KC
+
+    @torch.no_grad()
+    def next_canvas(self, hidden_RCH: Tensor, canvas_RC: Tensor, step: NextStep) -> Tensor:
+        """Return the canvas after one step of a run, for the canvases that take it; the others stay as they are.
+
+        Random noise never shows a model its own mistakes, such as a token that is written twice and moves the rest of
+        the text by one position. A run has them, and the model has to learn to correct them (SUNDAE, arXiv 2112.06749).
+        """
+        hidden_R, drawn_R = hidden_RCH.flatten(0, 1), step.drawn_KC.flatten()
+        size = chunk_rows(self.model.head)
+        parts = [self._draw(*part) for part in zip(hidden_R.split(size), drawn_R.split(size), strict=True)]
+        token_RC, entropy_RC = (torch.cat(part).view(canvas_RC.shape) for part in zip(*parts, strict=True))
+        accepted_RC = lowest_within(entropy_RC, step.bound_K1)
+        moved_RC = torch.where(accepted_RC, token_RC, step.noise_KC)
+        return torch.where(step.taken_K[:, None] & step.open_KC, moved_RC, canvas_RC)
+
+    def _draw(self, hidden_RH: Tensor, drawn_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a token drawn from each prediction, and the entropy of the prediction."""
+        probability_RV = self.predict(hidden_RH, 1.0, True).float()
+        cumulative_RV = probability_RV.cumsum(-1)
+        token_R = torch.searchsorted(cumulative_RV, drawn_R[:, None] * cumulative_RV[:, -1:]).squeeze(-1)
+        entropy_R = torch.special.entr(probability_RV).sum(-1)
+        return token_R.clamp(max=cumulative_RV.shape[-1] - 1), entropy_R
 
     def expected_embedding(self, hidden: Tensor, temperature: float | Tensor = 1.0, fixed: bool = False) -> Tensor:
         """Return the mean embedding under the prediction, with logits in chunks, in the backward pass too.

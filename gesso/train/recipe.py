@@ -73,6 +73,7 @@ class ObjectiveSettings:
     encoder_weight: float = 1.0
     encoder_on: str = "response"  # or "all": train the encoder on the prompts too
     self_conditioning: float = 0.5  # share of examples that get a first pass
+    unrolled: float = 0.0  # share of those that are shown the canvas after that pass, with its mistakes
     canvas_lengths: tuple[int, ...] = ()  # of the batches, in turn; empty: the model's own
     draws: tuple[int, ...] = (1,)  # of the batches, in turn: noise levels at which each canvas is shown
     pinned: float = 0.0  # share of examples with noise in one section of the canvas only
@@ -84,8 +85,10 @@ class ObjectiveSettings:
         k = self.canvases_per_example
         _check(self, "canvases_per_example", k == "all" or _is_count(k), 'a positive integer or "all"')
         _check(self, "encoder_on", self.encoder_on in ("response", "all"), '"response" or "all"')
-        for name in ("self_conditioning", "pinned"):
+        for name in ("self_conditioning", "unrolled", "pinned"):
             _check(self, name, 0 <= getattr(self, name) <= 1, "a share between 0 and 1")
+        known_noise = self.reweighted or self.leave_one_out
+        _check(self, "unrolled", not (self.unrolled and known_noise), "0 with reweighted or leave_one_out")
         for name in ("canvas_lengths", "draws"):
             _check(self, name, all(map(_is_count, getattr(self, name))), "positive integers")
         _check(self, "draws", len(self.draws) > 0, "at least one number")
@@ -239,6 +242,7 @@ class Recipe:
         for wrong, what in (
             (objective.per_example != 1, "objective.canvases_per_example = 1, the recorded one"),
             (objective.draws != (1,), "objective.draws = [1]: a canvas is shown at one step of its run"),
+            (objective.unrolled > 0, "objective.unrolled = 0: recorded canvases have their own mistakes"),
             (known_noise, "neither objective.reweighted nor leave_one_out: the noise of a recorded canvas is unknown"),
             (self.data.source is not None, "no data.source: ordinary rows come from data.files"),
             (self.held_out is not None, "no [held_out]: its loss would choose by ordinary noise"),

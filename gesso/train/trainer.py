@@ -261,7 +261,7 @@ class Trainer:
         batch = batch.to(device)
         noise = corrupt(
             batch, self.model.config.vocab_size, conditioning=objective.self_conditioning, seed=run.seed,
-            first=self._first_example(number), pinned=objective.pinned,
+            first=self._first_example(number), pinned=objective.pinned, unrolled=objective.unrolled,
         )  # fmt: skip
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.autocast == "bfloat16"):
             return self.objective(batch, noise), tokens

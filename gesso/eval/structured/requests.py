@@ -19,7 +19,7 @@ from gesso.eval.structured.domains import (
     Field,
     wordings,
 )
-from gesso.eval.structured.words import STRINGS, made_up
+from gesso.eval.structured.words import STRINGS, Make, made_up
 from gesso.eval.task import Item, split_of
 
 CALLS = 0.45  # share of items with tools
@@ -38,10 +38,20 @@ class Draw:
     value: dict[str, Any]
 
 
-def make_item(name: str, split: str, rng: random.Random, *, schema_in_prompt: bool = True) -> Item:
-    """Return a request to answer with JSON, or to answer with a call of one of several tools."""
+def make_item(
+    name: str,
+    split: str,
+    rng: random.Random,
+    *,
+    schema_in_prompt: bool = True,
+    strings: Mapping[str, Make] = STRINGS,
+) -> Item:
+    """Return a request to answer with JSON, or to answer with a call of one of several tools.
+
+    strings: the generators of string values by kind.
+    """
     calls = rng.random() < CALLS
-    drawn = draw(split, rng, range(1, 5) if calls else range(2, 6))
+    drawn = draw(split, rng, range(1, 5) if calls else range(2, 6), strings)
     meta: dict[str, Any] = {"value": drawn.value}
     if not calls:
         prompt = [message("user", drawn.request)]
@@ -81,7 +91,7 @@ def make_tool(drawn: Draw, split: str, rng: random.Random) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def draw(split: str, rng: random.Random, sizes: range) -> Draw:
+def draw(split: str, rng: random.Random, sizes: range, strings: Mapping[str, Make] = STRINGS) -> Draw:
     while True:
         domain = _record(split, rng) if rng.random() < RECORDS else rng.choice(DOMAINS)
         said = rng.sample(domain.fields, min(rng.choice(sizes), len(domain.fields)))
@@ -89,7 +99,7 @@ def draw(split: str, rng: random.Random, sizes: range) -> Draw:
         keys = {field: rng.choice(field.keys) for field in asked}
         if split_of(" ".join(sorted(keys.values()))) == split:
             break
-    values = {field: _value(field.kind, split, rng) for field in said}
+    values = {field: _value(field.kind, split, rng, strings) for field in said}
     schema, value = _object(), dict[str, Any]()
     inner = [field for field in asked if field.keys[0] in domain.nested]
     nest = rng.choice(domain.nest) if len(inner) > 1 and rng.random() < 0.6 else ""
@@ -125,7 +135,7 @@ def _record(split: str, rng: random.Random) -> Domain:
     return Domain("record", (f"{verb}_{thing}",), asks, tuple(fields.values()))
 
 
-def _value(kind: str, split: str, rng: random.Random) -> Any:
+def _value(kind: str, split: str, rng: random.Random, strings: Mapping[str, Make]) -> Any:
     name, *words = kind.split()
     if name == "int":
         return rng.randint(int(words[0]), int(words[1]))
@@ -137,8 +147,8 @@ def _value(kind: str, split: str, rng: random.Random) -> Any:
     if name == "enum":
         return rng.choice(words)
     if name == "list":
-        return list(dict.fromkeys(STRINGS[words[0]](split, rng) for _ in range(rng.randint(1, 3))))
-    return STRINGS[name](split, rng)
+        return list(dict.fromkeys(strings[words[0]](split, rng) for _ in range(rng.randint(1, 3))))
+    return strings[name](split, rng)
 
 
 def _typed(kind: str, value: Any, rng: random.Random) -> dict[str, Any]:
