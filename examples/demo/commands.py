@@ -47,7 +47,7 @@ EXAMPLES = (
     ),
     Example(
         "A missing line: the model sees the code before and after it",
-        "gesso infill examples/demo/point.py --max-new-tokens 6 --seed 8",
+        "gesso infill examples/demo/point.py --seed 1",
         (FILES / "point.py").read_text(encoding="utf-8").replace("<FILL>", "self.y = y"),
     ),
     Example(

@@ -14,13 +14,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
 
 import gesso
-from examples.rubric.templates import TEMPLATES, Template, Values
+from examples.rubric.templates import TEMPLATES, Values
+from gesso.eval.answers import side_by_side
 
 FILLINGS, SEEDS, SHOWN = 20, 5, 100
 EACH, ALL, OF_SHOWN = 0.85, 0.92, 0.95
@@ -59,26 +60,29 @@ def samples(fillings: int, seeds: int, shown: int, only: str = "") -> Iterator[S
                 yield Sample(number, filling, seed)
 
 
-@cache
-def loaded(name: str) -> gesso.Gesso:
+def judge(wanted: Sequence[Sample], model: str, batch: int) -> list[Judged]:
+    """Return the judged answers, in order."""
     torch.set_num_threads(1)  # the models are too small for more
-    return gesso.load(name)
+    judged: dict[Sample, Judged] = {}
+    for base in dict.fromkeys(TEMPLATES[sample.template].model for sample in wanted):
+        of_model = [sample for sample in wanted if TEMPLATES[sample.template].model == base]
+        g = gesso.load(model if base == "gesso-mini" else base)
+        questions = [TEMPLATES[sample.template].ask(sample.values) for sample in of_model]
+        plans = (question.answer(g, sample.seed) for question, sample in zip(questions, of_model, strict=True))
+        for index, answer, _ in side_by_side(g, plans, batch):
+            right = isinstance(answer, str) and questions[index].is_right(answer)
+            judged[of_model[index]] = Judged(sample=of_model[index], answer=str(answer), right=right)
+    return [judged[sample] for sample in wanted]
 
 
-def judge(sample: Sample, model: str) -> Judged:
-    template = TEMPLATES[sample.template]
-    question = template.ask(sample.values)
-    g = loaded(model if template.model == "gesso-mini" else template.model)
-    answer = question.answer(g, sample.seed)
-    return Judged(sample, answer, question.is_right(answer))
-
-
-def run(wanted: Sequence[Sample], model: str, processes: int) -> list[Judged]:
-    judging = partial(judge, model=model)
+def run(wanted: Sequence[Sample], model: str, batch: int, processes: int) -> list[Judged]:
+    judging = partial(judge, model=model, batch=batch)
     if processes == 1:
-        return [judging(sample) for sample in wanted]
+        return judging(wanted)
+    # Every process gets samples of every template: some take longer than others.
+    parts = [wanted[first::processes] for first in range(processes)]
     with ProcessPoolExecutor(processes) as pool:
-        return list(pool.map(judging, wanted, chunksize=4))
+        return [one for part in pool.map(judging, parts) for one in part]
 
 
 def share(judged: Sequence[Judged]) -> float:
@@ -128,11 +132,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="per filling")
     parser.add_argument("--shown", type=int, default=SHOWN, help="seeds of the filling that is shown")
     parser.add_argument("--only", default="", help="a part of the names of the examples to check")
+    parser.add_argument("--batch", type=int, default=16, help="answers that are written at once")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--wrong", type=Path, help="write the wrong answers to this file")
     asked = parser.parse_args(arguments)
     wanted = list(samples(asked.fillings, asked.seeds, asked.shown, asked.only))
-    judged = run(wanted, asked.model, asked.processes)
+    judged = run(wanted, asked.model, asked.batch, asked.processes)
     print("\n".join(table(judged)))
     if asked.wrong:
         lines = (_wrong(one) for one in judged if not one.right)

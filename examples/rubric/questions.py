@@ -7,14 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gesso.api import Gesso
-from gesso.errors import ConstraintError
+from gesso.engine.decision import choice_tokens
+from gesso.engine.plan import Plan, compare, generate
 from gesso.eval.python_infill import parses
 from gesso.eval.sudoku.grid import solves
 from gesso.eval.sudoku.task import Sudoku, spaced
+from gesso.infill.edit import edit
+from gesso.infill.infill import infill
 
 
 class Question(Protocol):
-    def answer(self, g: Gesso, seed: int) -> str: ...
+    def answer(self, g: Gesso, seed: int) -> Plan[str]:
+        """Return the plan for an answer, so that the engine writes several side by side."""
+        ...
 
     def is_right(self, answer: str) -> bool: ...
 
@@ -28,11 +33,10 @@ class Json:
     value: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def answer(self, g: Gesso, seed: int) -> str:
-        try:
-            return g.chat(_user(self.request), json_schema=dict(self.schema), seed=seed, **self.options).text
-        except ConstraintError as error:
-            return f"error: {error}"
+    def answer(self, g: Gesso, seed: int) -> Plan[str]:
+        options = {**self.options, "json_schema": dict(self.schema), "seed": seed}
+        (result,) = yield from generate([g.chat_request(_user(self.request), **options)])
+        return g.read_answer(result).text
 
     def is_right(self, answer: str) -> bool:
         return _loaded(answer) == self.value
@@ -48,11 +52,11 @@ class Call:
     arguments: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def answer(self, g: Gesso, seed: int) -> str:
-        try:
-            answer = g.chat(_user(self.request), tools=[dict(tool) for tool in self.tools], seed=seed, **self.options)
-        except ConstraintError as error:
-            return f"error: {error}"
+    def answer(self, g: Gesso, seed: int) -> Plan[str]:
+        tools = [dict(tool) for tool in self.tools]
+        options = {**self.options, "tools": tools, "seed": seed}
+        (result,) = yield from generate([g.chat_request(_user(self.request), **options)])
+        answer = g.read_answer(result, tools)
         calls = [{"name": call.name, "arguments": call.arguments} for call in answer.tool_calls]
         return json.dumps(calls[0] if len(calls) == 1 else [answer.text, calls])
 
@@ -68,8 +72,9 @@ class Chat:
     beginning: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def answer(self, g: Gesso, seed: int) -> str:
-        return g.chat(_user(self.request), seed=seed, **self.options).text
+    def answer(self, g: Gesso, seed: int) -> Plan[str]:
+        (result,) = yield from generate([g.chat_request(_user(self.request), **{**self.options, "seed": seed})])
+        return g.read_answer(result).text
 
     def is_right(self, answer: str) -> bool:
         return answer.startswith(self.beginning)
@@ -82,10 +87,10 @@ class Hole:
     before: str
     after: str
     missing: str
-    options: Mapping[str, Any] = field(default_factory=dict)
 
-    def answer(self, g: Gesso, seed: int) -> str:
-        return g.infill(self.before, self.after, seed=seed, **self.options).text
+    def answer(self, g: Gesso, seed: int) -> Plan[str]:
+        filled = yield from infill(g, self.before, self.after, method="auto", lengths=None, context=None, seed=seed)
+        return filled.text
 
     def is_right(self, answer: str) -> bool:
         written = self.before + answer + self.after
@@ -100,12 +105,14 @@ class Rewrite:
     wrong: str
     after: str
     right: str
-    level: float
 
-    def answer(self, g: Gesso, seed: int) -> str:
+    def answer(self, g: Gesso, seed: int) -> Plan[str]:
         text = self.before + self.wrong + self.after
         span = len(self.before), len(self.before) + len(self.wrong)
-        return g.edit(text, span=span, level=self.level, seed=seed).replacement
+        edited = yield from edit(
+            g, text, span, instruction=None, level=1.0, method="auto", context=None, seed=seed
+        )
+        return edited.replacement
 
     def is_right(self, answer: str) -> bool:
         return _same_code(self.before + answer + self.after, self.before + self.right + self.after)
@@ -119,8 +126,9 @@ class Continuation:
     beginning: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def answer(self, g: Gesso, seed: int) -> str:
-        return g.generate(self.prompt, seed=seed, **self.options).text
+    def answer(self, g: Gesso, seed: int) -> Plan[str]:
+        (result,) = yield from generate([g.request(self.prompt, **{**self.options, "seed": seed})])
+        return result.text
 
     def is_right(self, answer: str) -> bool:
         return answer.split()[: len(self.beginning.split())] == self.beginning.split()
@@ -134,9 +142,10 @@ class Choice:
     choices: Sequence[str]
     right: str
 
-    def answer(self, g: Gesso, seed: int) -> str:
+    def answer(self, g: Gesso, seed: int) -> Plan[str]:
         prompt = self.prompt if isinstance(self.prompt, str) else [dict(message) for message in self.prompt]
-        return g.decide(prompt, list(self.choices)).choice
+        scored = yield from compare(g.decision_request(prompt, choice_tokens(g.tokenizer, self.choices)))
+        return self.choices[scored.log_likelihoods.index(max(scored.log_likelihoods))]
 
     def is_right(self, answer: str) -> bool:
         return answer == self.right
@@ -148,8 +157,9 @@ class Puzzle:
 
     puzzle: str
 
-    def answer(self, g: Gesso, seed: int) -> str:
-        return "".join(g.generate(spaced(self.puzzle), seed=seed, **Sudoku.options).text.split())
+    def answer(self, g: Gesso, seed: int) -> Plan[str]:
+        (result,) = yield from generate([g.request(spaced(self.puzzle), **{**Sudoku.options, "seed": seed})])
+        return "".join(result.text.split())
 
     def is_right(self, answer: str) -> bool:
         return solves(answer, self.puzzle)

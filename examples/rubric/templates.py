@@ -181,9 +181,7 @@ def _length(values: Values) -> Hole:
 
 
 def _edit(values: Values) -> Rewrite:
-    return Rewrite(
-        before=_before(values), wrong="self.z = z", after=_shown_by_repr(values), right=_missing(values), level=1.0
-    )
+    return Rewrite(before=_before(values), wrong="self.z = z", after=_shown_by_repr(values), right=_missing(values))
 
 
 def _init(values: Values) -> Continuation:
@@ -197,7 +195,7 @@ def _init(values: Values) -> Continuation:
 
 def _line(values: Values) -> Continuation:
     return Continuation(
-        prompt=_before(values).rstrip(" "), beginning=_missing(values), options={"max_new_tokens": 6}
+        prompt=_before(values).rstrip(" "), beginning=_missing(values), options={"stop": "\n\n"}
     )
 
 
@@ -292,7 +290,7 @@ TEMPLATES: Sequence[Template] = (
     ),
     Template(
         name="JSON for table.json",
-        where="README.md docs/guides/structured-output.md",
+        where="docs/guides/structured-output.md",
         shown={"restaurant": "Luigi", "guests": 4, "date": "2026-05-12", "time": "19:30", "outdoor": True},
         kinds={"restaurant": "venue", "guests": "int 1 20", "date": "date", "time": "time", "outdoor": "bool"},
         ask=_table,

@@ -56,7 +56,13 @@ def made(place, make) -> Path:
     return place / "out"
 
 
-@pytest.mark.parametrize(("name", "generated"), [("mini", ROWS), ("mini-more", ROWS), ("mini-chat", ROWS + ROWS // 2)])
+COPYING, AGAIN = ROWS * 4 // 5, ROWS // 3 + ROWS * 4 // 15 + ROWS // 6
+
+
+@pytest.mark.parametrize(
+    ("name", "generated"),
+    [("mini", ROWS), ("mini-more", ROWS), ("mini-chat", ROWS + ROWS // 2), ("mini-copy", COPYING + AGAIN)],
+)
 def test_the_recipe_reads_every_row(made, name, generated):
     recipe = load(MINI / f"{name}.toml")
     assert recipe.model.path and Path(recipe.model.path).name == "model"
@@ -74,13 +80,13 @@ def test_existing_parts_are_kept_and_missing_parts_are_made_again(made, make):
         return {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
 
     before = files()
-    assert len(before) == 10
+    assert len(before) == 14
     said = make("absent.toml")  # reading this list would fail
-    assert files() == before and len(said) == 5 and all("already exists" in line for line in said)
-    for gone in ("python-heldout.jsonl.xz", "part/python.jsonl.xz", "structured.jsonl.xz", "chat.jsonl.xz"):
+    assert files() == before and len(said) == 8 and all("already exists" in line for line in said)
+    for gone in ("python-heldout.jsonl.xz", "part/python.jsonl.xz", "structured.jsonl.xz", "chat.jsonl.xz", "again.jsonl.xz"):
         (made / gone).unlink()
         said = make()
-        assert files() == before and sum("already exists" in line for line in said) == 4
+        assert files() == before and sum("already exists" in line for line in said) == 7
 
 
 def test_the_tokenizer_sample_has_the_whole_standard_library(made):

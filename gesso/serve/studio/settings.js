@@ -8,7 +8,8 @@ export class RunSettings extends HTMLElement {
     if (this.controls) return;
     this.controls = new Map(SETTINGS.map((setting) => [setting.name, control(setting)]));
     this.preset = this.controls.get("preset");
-    this.tokens = h("input", { type: "number", min: 1, max: 100000, value: this.getAttribute("tokens") ?? 128 });
+    const tokens = this.getAttribute("tokens") ?? 128;
+    this.tokens = h("input", { type: "number", min: 1, max: 100000, value: tokens, placeholder: "auto" });
     this.seed = h("input", { type: "number", min: 0, step: 1, placeholder: "random" });
     this.candidates = h("input", { type: "checkbox", checked: true });
     const length = this.hasAttribute("brief")
@@ -51,8 +52,9 @@ export class RunSettings extends HTMLElement {
     return { drafts: this.candidates.checked ? { candidates: 5 } : true, ...this.#given };
   }
 
+  /** The longest answer in tokens. Undefined, which a request leaves out, if the model is to choose it. */
   get maxTokens() {
-    return Number(this.tokens.value) || 128;
+    return Number(this.tokens.value) || undefined;
   }
 
   get seedOrNone() {

@@ -27,7 +27,7 @@ export class WriteView extends HTMLElement {
     this.editor.value = EXAMPLE;
     for (const name of ["select", "keyup", "pointerup", "input"])
       this.editor.addEventListener(name, () => this.#drawButtons());
-    this.settings = h("run-settings", { tokens: 64 });
+    this.settings = h("run-settings", { tokens: "" }); // a hole of the right length: see `gesso infill`
     this.complaint = h("p", { class: "complaint", role: "alert" });
     this.panel = h("run-panel", { able: "pins span" });
     this.panel.tools = runTools(this.panel, () => this.#next());

@@ -16,6 +16,7 @@ from tests.studio import (
     finished,
     open_view,
     said,
+    setting,
     stream,
     tokens,
     visiting,
@@ -91,7 +92,21 @@ def test_the_request_of_the_shown_run_is_copied(page):
     finished(view)
     sent = asked.value.post_data_json
     body = json.loads(curl_arguments(copied(view, "Copy as curl"))[-1])
-    assert body == {name: sent[name] for name in ("prompt", "suffix", "model", "seed", "max_tokens")}
+    assert body == {name: sent[name] for name in ("prompt", "suffix", "model", "seed")}
+
+
+def test_infill_chooses_the_length_of_a_hole_unless_one_is_set(page):
+    page.route("**/v1/completions", lambda route: route.fulfill(body=stream({"index": 0, "text": TEXT})))
+    view = open_view(page, "write")
+    with page.expect_request("**/v1/completions") as asked:
+        view.get_by_role("button", name="Fill the hole").click()
+    finished(view)
+    assert "max_tokens" not in asked.value.post_data_json
+    setting(view, {"Longest answer": 9})
+    view.get_by_role("button", name="Undo").click()
+    with page.expect_request("**/v1/completions") as asked:
+        view.get_by_role("button", name="Fill the hole").click()
+    assert asked.value.post_data_json["max_tokens"] == 9
 
 
 def test_an_empty_chat_has_no_request_to_copy(page):
