@@ -139,7 +139,10 @@ def _method(name: str, attributes: list[str], rng: random.Random) -> list[str]:
             [f"    def {verb}(self):", f"        return {' * '.join(of_self)}"],
             [f"    def {verb}(self):", f"        return {other}({joined})"],
             [f"    def {verb}_{other}(self):", f"        return ({joined},)"],
-            [f"    def {verb}(self, {other}):", f"        return {name}({', '.join(f'{o} + {other}' for o in of_self)})"],
+            [
+                f"    def {verb}(self, {other}):",
+                f"        return {name}({', '.join(f'{o} + {other}' for o in of_self)})",
+            ],
             ["    def __eq__(self, other):", f"        return ({joined},) == ({joined.replace('self', 'other')},)"],
             ["    def as_dict(self):", f"        return {{{', '.join(f'{one!r}: self.{one}' for one in attributes)}}}"],
         )

@@ -115,7 +115,7 @@ def misses(judged: Sequence[Judged]) -> Iterator[str]:
         if share(fresh) < EACH:
             yield f"{template.name}: {share(fresh):.0%} of the fresh answers are right, below {EACH:.0%}"
         if share(shown) < OF_SHOWN:
-            yield f"{template.name}: {share(shown):.0%} of the seeds are right for the values shown, below {OF_SHOWN:.0%}"
+            yield f"{template.name}: {share(shown):.0%} of the seeds are right as shown, below {OF_SHOWN:.0%}"
     fresh = [one for one in judged if one.sample.filling is not None]
     if share(fresh) < ALL:
         yield f"all: {share(fresh):.0%} of the fresh answers are right, below {ALL:.0%}"

@@ -109,9 +109,7 @@ class Rewrite:
     def answer(self, g: Gesso, seed: int) -> Plan[str]:
         text = self.before + self.wrong + self.after
         span = len(self.before), len(self.before) + len(self.wrong)
-        edited = yield from edit(
-            g, text, span, instruction=None, level=1.0, method="auto", context=None, seed=seed
-        )
+        edited = yield from edit(g, text, span, instruction=None, level=1.0, method="auto", context=None, seed=seed)
         return edited.replacement
 
     def is_right(self, answer: str) -> bool:

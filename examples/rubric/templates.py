@@ -194,9 +194,7 @@ def _init(values: Values) -> Continuation:
 
 
 def _line(values: Values) -> Continuation:
-    return Continuation(
-        prompt=_before(values).rstrip(" "), beginning=_missing(values), options={"stop": "\n\n"}
-    )
+    return Continuation(prompt=_before(values).rstrip(" "), beginning=_missing(values), options={"stop": "\n\n"})
 
 
 def _regex(values: Values) -> Continuation:
@@ -260,7 +258,8 @@ TEMPLATES: Sequence[Template] = (
     Template(
         name="studio, JSON",
         where="gesso/serve/studio/form.js",
-        shown={"departure": "Florence", "destination": "Munich", "seats": 2, "travel_class": "business", "direct": True},
+        shown={"departure": "Florence", "destination": "Munich", "seats": 2, "travel_class": "business",
+               "direct": True},
         kinds={"departure": "city", "destination": "city", "seats": "int 2 9", "travel_class": "one economy business",
                "direct": "bool"},
         ask=_flight,

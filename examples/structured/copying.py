@@ -105,9 +105,7 @@ def fill(everyday: Everyday, rng: random.Random) -> Filled:
         # Two fields may share a synonym. Each set of names belongs to one split, as in the structured task.
         if len(set(keys)) == len(keys) and split_of(" ".join(sorted(keys))) == "train":
             break
-    properties = {
-        key: _typed(everyday.fields[name], values[name], rng) for name, key in zip(asked, keys, strict=True)
-    }
+    properties = {key: _typed(everyday.fields[name], values[name], rng) for name, key in zip(asked, keys, strict=True)}
     schema = {"type": "object", "properties": properties, "required": keys}
     value = {key: values[name] for name, key in zip(asked, keys, strict=True)}
     said = _SLOT.sub(lambda slot: texts[slot[1]], says)

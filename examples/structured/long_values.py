@@ -14,8 +14,11 @@ from collections.abc import Callable
 from gesso.eval.structured.words import STRINGS, Make, made_up, word
 from gesso.eval.task import split_of
 
-MONTHS = "January February March April May June July August September October November December".split()
-HOSTS = "com org net io de fr co.uk dev app eu".split()
+MONTHS = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "December",
+)  # fmt: skip
+HOSTS = ["com", "org", "net", "io", "de", "fr", "co.uk", "dev", "app", "eu"]
 LIST_SHARE = 0.4  # share of names from the lists of `words.toml`; the others are composed
 
 

@@ -18,8 +18,8 @@ from gesso.images.image import Image
 from gesso.train.data import Example
 from gesso.train.layout import Ints, Layout
 
-# Entropy bounds of unrolled steps: from less than a sampler accepts at once to nearly the whole canvas, so that a canvas
-# has from few to many mistakes.
+# Entropy bounds of unrolled steps: from less than a sampler accepts at once to nearly the whole canvas. Some canvases
+# then have few mistakes, and others many.
 BOUNDS = (0.01, 30.0)
 MIN_NOISE = 1e-3  # smallest share of replaced tokens
 GOLDEN = 0.6180339887  # the fractional parts of its multiples are evenly spread for any count

@@ -77,7 +77,9 @@ def test_no_sentence_has_a_wording_of_another_split_of_the_structured_task():
                     pattern = re.escape(wording).replace(r"\{\}", r"\{\w+\}")
                     assert [says for says in sentences if re.search(rf"(?<!\w){pattern}(?!\w)", says)] == []
             asks = [everyday.asks.lower() for everyday in REQUESTS]
-            assert [says for says in (*map(str.lower, sentences), *asks) for ask in domain.asks[split] if ask in says] == []
+            assert [
+                says for says in (*map(str.lower, sentences), *asks) for ask in domain.asks[split] if ask in says
+            ] == []
 
 
 def test_sets_of_keys_of_sentences_belong_to_the_train_split(rows):

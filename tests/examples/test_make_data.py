@@ -83,7 +83,13 @@ def test_existing_parts_are_kept_and_missing_parts_are_made_again(made, make):
     assert len(before) == 14
     said = make("absent.toml")  # reading this list would fail
     assert files() == before and len(said) == 8 and all("already exists" in line for line in said)
-    for gone in ("python-heldout.jsonl.xz", "part/python.jsonl.xz", "structured.jsonl.xz", "chat.jsonl.xz", "again.jsonl.xz"):
+    for gone in (
+        "python-heldout.jsonl.xz",
+        "part/python.jsonl.xz",
+        "structured.jsonl.xz",
+        "chat.jsonl.xz",
+        "again.jsonl.xz",
+    ):
         (made / gone).unlink()
         said = make()
         assert files() == before and sum("already exists" in line for line in said) == 7

@@ -15,7 +15,8 @@ PUBLIC = {
 }
 # These make the bundled models, or look into the package on purpose.
 INTERNAL = {
-    "demo", "distill", "faq", "mini", "overfit", "python_infill", "rubric", "samplers", "structured", "sudoku", "sudoku_images",
+    "demo", "distill", "faq", "mini", "overfit", "python_infill", "rubric", "samplers", "structured", "sudoku",
+    "sudoku_images",
 }  # fmt: skip
 FOLDERS = sorted({path.parent.name for path in EXAMPLES.glob("*/*.py")} - INTERNAL)
 
