@@ -209,7 +209,7 @@ def _grammar(values: Values) -> Continuation:
 
 
 def _numpy(values: Values) -> Continuation:
-    options = {"max_new_tokens": 4, **values}
+    options = {"max_new_tokens": 4, "greed": 1.0, **values}
     return Continuation(prompt="import numpy as ", beginning="np", options=options)
 
 
