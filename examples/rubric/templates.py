@@ -273,16 +273,16 @@ TEMPLATES: Sequence[Template] = (
     ),
     Template(
         name="a hole before __repr__",
-        where="gesso/serve/studio/write.js README.md docs/quickstart.md docs/guides/infill.md docs/guides/serving.md",
+        where="gesso/serve/studio/write.js docs/quickstart.md docs/guides/infill.md docs/guides/serving.md",
         shown=POINT,
         kinds=XY,
         ask=_point,
     ),
-    Template(name="a hole before length", where="README.md", shown=POINT, kinds=XY, ask=_length),
+    Template(name="a hole before length", where="docs/quickstart.md", shown=POINT, kinds=XY, ask=_length),
     Template(name="edit", where="docs/guides/infill.md", shown=POINT, kinds=LETTERS, ask=_edit),
     Template(
         name="a tool call",
-        where="README.md",
+        where="docs/quickstart.md",
         shown={"restaurant": "Luigi", "guests": 4, "time": "19:30", "outdoor": True},
         kinds={"restaurant": "venue", "guests": "int 1 20", "time": "time", "outdoor": "bool"},
         ask=_terrace,
@@ -336,14 +336,14 @@ TEMPLATES: Sequence[Template] = (
         for request, beginning, where in (
             ("Who are you?", WHO, "gesso/serve/studio/welcome.js gesso/serve/openai/chat_fields.py"),
             ("How do you work?", HOW, "gesso/serve/studio/welcome.js"),
-            ("What can you do?", CAN, "README.md docs/quickstart.md"),
+            ("What can you do?", CAN, "docs/quickstart.md"),
             ("Hello!", f"Hello! {WHO}", "docs/guides/samplers.md docs/guides/quantization.md"),
             ("Hello", f"Hello! {WHO}", "docs/guides/serving.md"),
         )
     ),
     Template(
         name="a Sudoku",
-        where="README.md docs/quickstart.md",
+        where="docs/quickstart.md",
         shown={"puzzle": "530070000600195000098000060800060003400803001700020006060000280000419005000080079"},
         kinds={"puzzle": "puzzle"},
         ask=_sudoku,
