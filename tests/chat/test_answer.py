@@ -170,6 +170,27 @@ def random_answer(rng: random.Random) -> str:
     return "".join(rng.choice(chosen) for _ in range(rng.randrange(2, 20)))
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        RICH,
+        "<|tool_call>f{} word<tool_call|> text",  # after a space, no arguments follow
+        '<|tool_call>f{a:"x\\"}y"}<tool_call|>',  # an escaped quote
+        '<|tool_call>f{a:"x\\\\"}<tool_call|>',
+        "<|tool_call>f{a:1},b:2, :g{} x",  # arguments after a call, and then a call
+        '<|tool_call>f{a:1},b:"x\\"y"}<tool_call|> x',
+        "Well. I :f{a:1}) Icall :g (b=2) <eos> <pad><turn|>",
+    ],
+)
+def test_an_answer_that_arrives_by_character_is_split_as_at_once(raw: str) -> None:
+    parser = AnswerParser(("f", "g"))
+    for end in range(1, len(raw) + 1):
+        parser.add(raw[end - 1])
+        assert parser.answer() == parse(raw[:end], ("f", "g")), raw[:end]
+    parser.end()
+    assert parser.answer() == parse(raw, ("f", "g"), ended=True)
+
+
 def test_an_answer_that_arrives_in_parts_is_split_as_at_once() -> None:
     """Wherever the parts are cut: in a tag, a name, a string or an escape."""
     for seed in range(4000):
