@@ -185,7 +185,7 @@ def _judge(outcome: Outcome, case: Case, options: SchemaOptions, text: str, *, w
 def clause(schema: Any, options: SchemaOptions, text: str) -> str:
     """Return the keyword without which a constraint accepts a text, or that the order of members is the reason."""
     ordered = json.dumps(_in_order(json.loads(text), _names(schema)))
-    if accepts(_guide(schema, options), ordered):
+    if _accepts(schema, options, ordered):
         return ORDER
     latest = time.process_time() + SEARCH_SECONDS
     for keyword in CLAUSES:
@@ -194,12 +194,17 @@ def clause(schema: Any, options: SchemaOptions, text: str) -> str:
         other = _without(schema, keyword)
         if other == schema:
             continue
-        try:
-            if accepts(_guide(other, options), text):
-                return keyword
-        except InputError:  # without the keyword, the schema is not supported or has no value
-            continue
+        if _accepts(other, options, text):
+            return keyword
     return "no single keyword"
+
+
+def _accepts(schema: Any, options: SchemaOptions, text: str) -> bool:
+    """Return whether the constraint accepts a text. One of a schema that is not supported or has no value does not."""
+    try:
+        return accepts(_guide(schema, options), text)
+    except InputError:
+        return False
 
 
 def _names(schema: Any) -> dict[str, int]:

@@ -304,6 +304,13 @@ def choose(
     return replace(preset, **given)
 
 
+def changed(preset: Diffusion) -> dict[str, Any]:
+    """Return the settings of a preset that differ from the defaults."""
+    return {
+        name: getattr(preset, name) for name, declared in SETTINGS.items() if getattr(preset, name) != declared.default
+    }
+
+
 def reference() -> str:
     """Return the settings and presets as Markdown tables."""
     rows = ["| setting | type | default | values | description |", "|---|---|---|---|---|"]
@@ -313,7 +320,6 @@ def reference() -> str:
         rows.append(f"| `{declared.name}` | {declared.kind} | {default} | {values} | {declared.help} |")
     rows += ["", "| preset | settings that differ from the defaults |", "|---|---|"]
     for name, preset in PRESETS.items():
-        different = {key: getattr(preset, key) for key, one in SETTINGS.items() if getattr(preset, key) != one.default}
-        shown_values = ", ".join(f"`{key}={value}`" for key, value in different.items()) or "none"
+        shown_values = ", ".join(f"`{key}={value}`" for key, value in changed(preset).items()) or "none"
         rows.append(f"| `{name}` | {shown_values} |")
     return "\n".join(rows) + "\n"

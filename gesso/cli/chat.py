@@ -51,7 +51,7 @@ def chat(
         bool,
         typer.Option(
             "--schema-in-prompt/--no-schema-in-prompt",
-            help="Add the JSON schema to every message.",
+            help="Show the model the schema.",
             rich_help_panel="Constraints",
         ),
     ] = True,

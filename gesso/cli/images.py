@@ -24,14 +24,10 @@ def _check_tokens(tokens: int) -> int:
     return tokens
 
 
-Images = Annotated[
-    list[Path] | None, typer.Option("--image", help="Picture to ask about, with the first message; may be repeated.")
-]
+Images = Annotated[list[Path] | None, typer.Option("--image", help="Picture for the first message; may be repeated.")]
 ImageTokens = Annotated[
     int,
-    typer.Option(
-        metavar="|".join(map(str, BUDGETS)), callback=_check_tokens, help="Tokens that each image may take, at most."
-    ),
+    typer.Option(metavar="|".join(map(str, BUDGETS)), callback=_check_tokens, help="Tokens per image, at most."),
 ]
 IMAGE_TOKENS = BUDGET
 

@@ -15,6 +15,7 @@ from gesso.cli.defaults import config_path, read_defaults
 from gesso.cli.distill import distill
 from gesso.cli.eval import evaluate
 from gesso.cli.generate import generate
+from gesso.cli.help import Command, Group
 from gesso.cli.info import info
 from gesso.cli.memory import advice, ran_out
 from gesso.cli.merge import merge
@@ -25,6 +26,7 @@ from gesso.cli.push import push
 from gesso.cli.quantize import quantize
 from gesso.cli.rewriting import edit, infill
 from gesso.cli.serve import serve
+from gesso.cli.settings import settings
 from gesso.cli.sudoku import CODES, sudoku
 from gesso.cli.terminal import complain, prepare, print_text, show_cursor
 from gesso.cli.trace import trace
@@ -36,17 +38,23 @@ from gesso.info.cores import wait_without_spinning
 # Of commands without options for a model, such as `gesso train`.
 OUT_OF_MEMORY = "use smaller batches, shorter texts or another device"
 
+USE = (chat, generate, infill, edit, decide, sudoku, trace, serve)
+TRAIN = (train, distill, merge)
+MEASURE = (evaluate, tune, bench, info, settings)
+MODELS = (pull, models, rm, quantize, push)
+NAMES = {evaluate: "eval"}
+
 app = typer.Typer(
-    help="DiffusionGemma on your own machine.",
+    help="Run DiffusionGemma on your own machine. gesso COMMAND --help explains a command.",
     epilog=EXIT_CODES,
+    cls=Group,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (generate, chat, decide, infill, edit, trace, info, train, distill, merge, quantize):
-    app.command(epilog=EXIT_CODES)(command)
-app.command(epilog=CODES)(sudoku)
-app.command("eval", epilog=EXIT_CODES)(evaluate)
-for command in (tune, bench, serve, pull, push, models, rm):
-    app.command(epilog=EXIT_CODES)(command)
+for panel, commands in (("Use", USE), ("Train", TRAIN), ("Measure", MEASURE), ("Models", MODELS)):
+    for command in commands:
+        codes = CODES if command is sudoku else EXIT_CODES
+        app.command(NAMES.get(command), cls=Command, epilog=codes, rich_help_panel=panel)(command)
 
 
 def _version(requested: bool) -> None:
@@ -77,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare()
     wait_without_spinning()
     try:
+        if not (sys.argv[1:] if arguments is None else arguments):
+            arguments = ["--help"]
         code = app(args=arguments, prog_name="gesso", standalone_mode=False, default_map=_defaults()) or 0
     except typer.TyperException as error:
         complain(f"{error.format_message()} See gesso --help.")

@@ -1,8 +1,9 @@
 """The options that several commands share, as typer reads them."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -21,34 +22,27 @@ from gesso.files import parse_json, read_text
 from gesso.info.device import SHARE
 from gesso.own_code import load_own
 from gesso.presets import resolved
+from gesso.removed import REMOVED
 from gesso.settings import DECODES, OPTIONS, PRESET, SETTINGS, DecodeName, Diffusion, Setting, choose
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
 
 SCHEMA_OPTIONS = tuple(field.name.replace("_", "-") for field in fields(SchemaOptions))
-EXIT_CODES = (
-    "Exit codes: 0 success; 1 unusable model or checkpoint; 2 unusable command or input; 130 stopped with Ctrl-C."
-)
+EXIT_CODES = "Exit codes: 0 success; 1 unusable model; 2 unusable command or input; 130 Ctrl-C."
 MODEL_HELP = (
-    f"Checkpoint directory, Hugging Face name, {aliases.ALIAS} (chosen for the device), or bundled model: {BASE} "
-    f"(default) or {SOLVER}."
+    f"Checkpoint directory, Hugging Face name, {aliases.ALIAS} (chosen for the device), {BASE} (default) or {SOLVER}."
 )
 
 
-def setting_option(setting: Setting) -> Any:
+def setting_option(setting: Setting, hidden: bool = False) -> Any:
     """Return the typer option of a diffusion setting. The schema checks the value, so that its message is shown."""
 
     def check(value: Any) -> Any:
-        if value is None:
-            return None
-        if setting is PRESET:
-            resolved(value)
-            return value
-        return rule_of(value, setting) if setting.custom else checked(value, setting)
+        return None if value is None else value_of(value, setting)
 
     if setting.kind == "boolean":
-        return typer.Option(help=setting.help, callback=check, rich_help_panel="Diffusion")
+        return typer.Option(help=setting.help, callback=check, rich_help_panel="Diffusion", hidden=hidden)
     own = ("FILE.json",) if setting is PRESET else ("MODULE:NAME",) if setting.custom else ()
     choices = (*setting.choices, *own) if setting.choices else ()
     return typer.Option(
@@ -57,7 +51,16 @@ def setting_option(setting: Setting) -> Any:
         metavar="|".join(choices) or {"integer": "<int>", "number": "<float>"}[setting.kind],
         callback=check,
         rich_help_panel="Diffusion",
+        hidden=hidden,
     )
+
+
+def value_of(value: Any, setting: Setting) -> Any:
+    """Return the checked value of an option for the setting. The name of a rule of the caller's own loads the rule."""
+    if setting is PRESET:
+        resolved(value)
+        return value
+    return rule_of(value, setting) if setting.custom else checked(value, setting)
 
 
 def checked(value: Any, setting: Setting) -> Any:
@@ -90,11 +93,11 @@ def _constraint(help: str) -> Any:
     return typer.Option(help=help, rich_help_panel="Constraints")
 
 
-Model = Annotated[str | None, typer.Option("--model", "-m", envvar="GESSO_MODEL", help=MODEL_HELP)]
+Model = Annotated[str | None, typer.Option("--model", "-m", envvar="GESSO_MODEL", show_envvar=False, help=MODEL_HELP)]
 ModelArgument = Annotated[
     str | None, typer.Argument(metavar="MODEL", help="The model, as for --model. Takes precedence over --model.")
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the first GPU, or else the CPU.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. Default: the first GPU, if any.")]
 Dtype = Annotated[
     str | None, typer.Option(help="float32, bfloat16 or float16. Default: bfloat16 on a GPU, float32 on a CPU.")
 ]
@@ -111,9 +114,7 @@ Memory = Annotated[
     typer.Option(metavar="SHARE|SIZE", help="Share of the device's memory that may be used, or a size such as 12GB."),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads on a CPU. Default: one per physical core.")]
-CacheDir = Annotated[
-    Path | None, typer.Option(help="Directory for prompts that a CPU has read, to read their beginning only once.")
-]
+CacheDir = Annotated[Path | None, typer.Option(help="Keep prompts that a CPU has read in this directory.")]
 Decode = Annotated[
     DecodeName,
     typer.Option(
@@ -121,9 +122,9 @@ Decode = Annotated[
         help="Write token by token or with canvases. auto: canvases, or on a CPU what is faster for a large model.",
     ),
 ]
-TextOnly = Annotated[bool, typer.Option("--text-only", help="Leave out the vision tower; images are then refused.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text. Default: random.")]
-Live = Annotated[bool, typer.Option("--live/--no-live", help="Show the canvas live if stderr is a terminal.")]
+TextOnly = Annotated[bool, typer.Option("--text-only", help="Do not load the vision tower; refuse images.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Same seed, same text. Default: random.")]
+Live = Annotated[bool, typer.Option("--live/--no-live", help="Show the canvas on a terminal.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per answer, on one line.")]
 
 Candidates = Annotated[
@@ -179,9 +180,23 @@ class Loading(ModelOptions):
         return model
 
 
+OWN_OPTION = ("preset", "steps", "sampler", "stopping")  # all other settings are given with --set
+SetValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Another diffusion setting, such as top_k=20; may be repeated. gesso settings lists them.",
+        rich_help_panel="Diffusion",
+    ),
+]
+
 _SettingOptions = make_dataclass(
     "_SettingOptions",
-    [(name, Annotated[setting_type(one), setting_option(one)], None) for name, one in OPTIONS.items()],
+    [
+        (name, Annotated[setting_type(declared), setting_option(declared, hidden=name not in OWN_OPTION)], None)
+        for name, declared in sorted(OPTIONS.items(), key=lambda item: item[0] not in OWN_OPTION)
+    ],
     frozen=True,
     kw_only=True,
 )
@@ -189,16 +204,52 @@ _SettingOptions = make_dataclass(
 
 @dataclass(frozen=True, kw_only=True)
 class Denoising(_SettingOptions):  # type: ignore[valid-type, misc]
-    """All diffusion settings. None: not given, so the preset or the checkpoint decides."""
+    """All diffusion settings. None: not given, so the preset or the checkpoint decides.
+
+    Settings without an option of their own are fields for one more release: their former options, hidden.
+    """
+
+    set_values: SetValues = None
 
     def diffusion(self) -> dict[str, Any]:
         """Return the given settings as keyword arguments. Invalid combinations are rejected before a model loads."""
         given = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
+        for name in given.keys() - {*OWN_OPTION}:
+            note(f"--{name.replace('_', '-')} will be removed; give --set {name}={_as_text(given[name])}")
+        given |= settings_given(self.set_values or ())
         settings = {name: value for name, value in given.items() if name in SETTINGS}
         # Whether one temperature suits the other depends on the checkpoint: as the default of both, it always does.
         temperature = settings.get("t_min", settings.get("t_max", 1.0))
         choose(Diffusion(t_min=temperature, t_max=temperature), **settings)
         return given
+
+
+def settings_given(pairs: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that --set NAME=VALUE names, checked. A setting given twice has its last value."""
+    values = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        name = key.strip().replace("-", "_")
+        if not equals:
+            raise InputError(f"--set must be NAME=VALUE, such as top_k=20; got {pair!r}")
+        if name in OWN_OPTION:
+            raise InputError(f"--set {name}: give --{name} {text or 'VALUE'}")
+        if name not in SETTINGS:
+            close = get_close_matches(name, SETTINGS, 1)
+            meant = f"is {close[0]} meant?" if close else "gesso settings lists them"
+            raise InputError(REMOVED.get(name, f"--set: there is no diffusion setting {name!r}; {meant}"))
+        values[name] = value_of(_parsed(text.strip(), SETTINGS[name]), SETTINGS[name])
+    return values
+
+
+def _parsed(text: str, setting: Setting) -> Any:
+    if setting.kind == "boolean":
+        return {"true": True, "false": False}.get(text.lower(), text)
+    return setting.parse(text)
+
+
+def _as_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,9 +259,9 @@ class GenerationOptions(Denoising):
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum number of tokens per answer.")] = None
     seed: Seed = None
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")] = None
-    choice: Annotated[list[str] | None, _constraint("Answer with one of these texts; repeat once per text.")] = None
-    regex: Annotated[str | None, _constraint("Answer with a text that matches, in Rust's regex syntax.")] = None
-    json_schema: Annotated[Path | None, _constraint("Answer with JSON valid under the schema in this file.")] = None
+    choice: Annotated[list[str] | None, _constraint("Answer with one of these texts; may be repeated.")] = None
+    regex: Annotated[str | None, _constraint("Answer with a match, in Rust's regex syntax.")] = None
+    json_schema: Annotated[Path | None, _constraint("Answer with JSON valid under this file's schema.")] = None
     schema_option: Annotated[
         list[str] | None,
         typer.Option(
@@ -220,7 +271,7 @@ class GenerationOptions(Denoising):
             rich_help_panel="Constraints",
         ),
     ] = None
-    grammar: Annotated[Path | None, _constraint("Answer with a text of the EBNF grammar in this file.")] = None
+    grammar: Annotated[Path | None, _constraint("Answer with a text of this file's EBNF grammar.")] = None
 
     def keywords(self) -> dict[str, Any]:
         """Return the keyword arguments for the methods of `gesso.Gesso`."""

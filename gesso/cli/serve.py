@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import Field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,37 +48,23 @@ def _auto(help: str) -> Any:
     )
 
 
-def _limit(help: str, *, min: int | None = None) -> Any:
-    return typer.Option(help=help, min=min, rich_help_panel="Limits")
-
-
 def _ray(help: str, *, name: str | None = None, metavar: str | None = None) -> Any:
     return typer.Option(*([name] if name else []), help=help, metavar=metavar, rich_help_panel="Ray")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LimitOptions:
-    """The limits of `gesso.serve.settings.Limits` that can be set on the command line."""
+def _limit(declared: "Field[Any]") -> tuple[str, Any, Any]:
+    """Return a limit as a field of a dataclass of options: name, type and default."""
+    help, least = declared.metadata["help"], declared.metadata["least"]
+    option = typer.Option(help=help, min=least, rich_help_panel="Limits")
+    return declared.name, Annotated[declared.type, option], declared.default
 
-    max_adapters: Annotated[int, _limit("Adapters loaded at once.", min=1)] = Limits.max_adapters
-    queue: Annotated[int, _limit("Requests that may wait; more get 429.", min=1)] = Limits.queue
-    request_tokens: Annotated[int | None, _limit("Tokens of one request.", min=1)] = Limits.request_tokens
-    total_tokens: Annotated[int | None, _limit("Tokens of all current requests.", min=1)] = Limits.total_tokens
-    body_bytes: Annotated[int, _limit("Size of a request without its images.", min=1)] = Limits.body_bytes
-    image_bytes: Annotated[int, _limit("Size of the images of a request.", min=1)] = Limits.image_bytes
-    timeout: Annotated[float, _limit("Seconds for an answer.")] = Limits.timeout
-    io_timeout: Annotated[float, _limit("Seconds for a client to send a body or to read.")] = Limits.io_timeout
-    head_timeout: Annotated[float, _limit("Seconds for a client to send a request head.")] = Limits.head_timeout
-    drain: Annotated[float, _limit("Seconds to finish after SIGTERM or SIGHUP.")] = Limits.drain
-    prepare_seconds: Annotated[int, _limit("CPU time to parse and check a request.", min=1)] = Limits.prepare_seconds
-    compile_seconds: Annotated[int, _limit("CPU time to compile one constraint.", min=1)] = Limits.compile_seconds
-    heartbeat: Annotated[float, _limit("Seconds after which a silent engine or reader is replaced.")] = Limits.heartbeat
-    step_timeout: Annotated[float, _limit("Seconds for one step before the engine is replaced.")] = Limits.step_timeout
-    stored_responses: Annotated[int, _limit("Responses to keep in memory; 0 keeps none.", min=0)] = (
-        Limits.stored_responses
-    )
-    stored_bytes: Annotated[int, _limit("Size of all responses in memory.", min=1)] = Limits.stored_bytes
-    stored_seconds: Annotated[float, _limit("Seconds to keep a response.")] = Limits.stored_seconds
+
+LimitOptions: Any = make_dataclass(
+    "LimitOptions",
+    [_limit(declared) for declared in fields(Limits) if declared.metadata["help"]],
+    frozen=True,
+    kw_only=True,
+)
 
 
 @with_options

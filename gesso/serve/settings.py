@@ -34,30 +34,41 @@ class EngineSettings:
         read_memory(self.memory)
 
 
+def limit(default: Any, help: str = "", least: int | None = None) -> Any:
+    """Declare a limit. One with a help text is an option of `gesso serve`; `least` is its least value there."""
+    return field(default=default, metadata={"help": help, "least": least})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Limits on the requests of one client or of all clients. docs/guides/security.md explains the defaults."""
 
-    queue: int = 256  # requests waiting to be prepared, and requests waiting for the engine; more get 429
-    request_tokens: int | None = None  # prompt and answer of one request; by default the context
-    total_tokens: int | None = None  # of all waiting and running requests; by default unlimited
-    choices: int = 16  # `n` of one request
-    max_adapters: int = 32  # loaded at once, those of `--adapter` included
-    body_bytes: int = 8 * 2**20  # without images
-    image_bytes: int = 96 * 2**20  # of the images of one request: as sent, as fetched, and as the model reads them
-    timeout: float = 600.0  # seconds for an answer, including the time in the queue
-    head_timeout: float = 10.0  # seconds for a client to send a complete request head
-    io_timeout: float = 30.0  # seconds for a client to send its body, or to read a part of the answer
-    drain: float = 60.0  # seconds for running requests to finish after SIGTERM or SIGHUP
-    connections: int = 4096  # open at once; fewer if the system allows fewer open files
-    prepare_seconds: int = 5  # CPU time to parse, check and tokenize one request
-    compile_seconds: int = 10  # CPU time to compile one constraint
-    prepare_bytes: int = 2**30  # memory for either of these
-    heartbeat: float = 30.0  # seconds after which an engine without heartbeats is replaced; request readers: half of it
-    step_timeout: float = 300.0  # seconds for one engine step, including kernel compilation
-    stored_responses: int = 1000  # of /v1/responses, in memory; 0 stores none
-    stored_bytes: int = 64 * 2**20  # of these together, with their conversations
-    stored_seconds: float = 3600.0  # after which a stored response is dropped
+    max_adapters: int = limit(32, "Adapters loaded at once.", least=1)  # those of `--adapter` included
+    # Requests waiting to be prepared, and requests waiting for the engine.
+    queue: int = limit(256, "Requests that may wait; more get 429.", least=1)
+    # Prompt and answer of one request; by default the context.
+    request_tokens: int | None = limit(None, "Tokens of one request.", least=1)
+    # Of all waiting and running requests; by default unlimited.
+    total_tokens: int | None = limit(None, "Tokens of all current requests.", least=1)
+    choices: int = limit(16)  # `n` of one request
+    body_bytes: int = limit(8 * 2**20, "Size of a request without its images.", least=1)
+    # As sent, as fetched, and as the model reads them.
+    image_bytes: int = limit(96 * 2**20, "Size of the images of a request.", least=1)
+    timeout: float = limit(600.0, "Seconds for an answer.")  # including the time in the queue
+    io_timeout: float = limit(30.0, "Seconds for a client to send a body or to read.")  # a part of the answer
+    head_timeout: float = limit(10.0, "Seconds for a client to send a request head.")
+    drain: float = limit(60.0, "Seconds to finish after SIGTERM or SIGHUP.")
+    connections: int = limit(4096)  # open at once; fewer if the system allows fewer open files
+    prepare_seconds: int = limit(5, "CPU time to parse and check a request.", least=1)
+    compile_seconds: int = limit(10, "CPU time to compile one constraint.", least=1)
+    prepare_bytes: int = limit(2**30)  # memory for either of these
+    # Of request readers: half of it.
+    heartbeat: float = limit(30.0, "Seconds after which a silent engine or reader is replaced.")
+    # Including kernel compilation.
+    step_timeout: float = limit(300.0, "Seconds for one step before the engine is replaced.")
+    stored_responses: int = limit(1000, "Responses to keep in memory; 0 keeps none.", least=0)  # of /v1/responses
+    stored_bytes: int = limit(64 * 2**20, "Size of all responses in memory.", least=1)  # with their conversations
+    stored_seconds: float = limit(3600.0, "Seconds to keep a response.")
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():

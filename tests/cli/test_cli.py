@@ -21,10 +21,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
 import gesso
 from gesso.cli import terminal
-from gesso.cli.options import Denoising
+from gesso.cli.main import app
+from gesso.cli.options import OWN_OPTION, Denoising
+from gesso.errors import InputError
 from tests.tiny import make
 from tests.waiting import PATIENCE
 
@@ -130,11 +133,62 @@ def test_help_lists_the_exit_codes(main: Main, command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "infill", "edit", "sudoku", "eval"])
-def test_every_diffusion_setting_is_an_option(main: Main, command: str) -> None:
-    help = main(command, "--help").out
+def test_help_names_the_frequent_settings_and_the_option_for_all_others(main: Main, command: str) -> None:
+    text = main(command, "--help").out
+    for name in (*OWN_OPTION, "set"):
+        assert f"--{name} " in text
+    assert "--entropy-bound" not in text
+
+
+def test_settings_lists_every_setting_with_the_option_that_takes_it(main: Main) -> None:
+    listed = main("settings").out
     for item in fields(gesso.Diffusion):
-        assert f"--{item.name.replace('_', '-')} " in help
-    assert "--no-eos-settles" in help
+        option = f"--{item.name}" if item.name in OWN_OPTION else f"--set {item.name}"
+        assert f"{option}=" in listed
+    assert json.loads(main("settings", "top_k", "--json").out)[0]["bounds"] == [0, 1_000_000]
+
+
+def test_help_of_every_command_fits_80_columns(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in typer.main.get_command(app).commands:  # type: ignore[attr-defined]
+        assert max(map(len, main(name, "--help").out.splitlines())) <= 80
+    assert len(main("chat", "--help").out.splitlines()) <= 80  # two screens of 40 lines
+
+
+def test_without_a_command_the_program_prints_its_help(main: Main) -> None:
+    done = main()
+    assert (done.code, done.err) == (0, "")
+    assert done.out == main("--help").out
+    assert [line for line in done.out.splitlines() if line in ("Use:", "Train:", "Measure:", "Models:")] == [
+        "Use:", "Train:", "Measure:", "Models:",
+    ]  # fmt: skip
+
+
+def test_set_gives_settings_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    given = Denoising(set_values=["top-k=20", "eos_settles=true", "t_max=0.5", "top_k=30"], steps=8)
+    assert given.diffusion() == {"steps": 8, "top_k": 30, "eos_settles": True, "t_max": 0.5}
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ("top_k", "--set must be NAME=VALUE"),
+        ("top_kk=3", "is top_k meant?"),
+        ("steps=8", "give --steps 8"),
+        ("top_k=many", "diffusion setting top_k must be an integer"),
+        ("eos_settles=7", "eos_settles must be true or false"),
+        ("slide=1", "slide was removed"),
+    ],
+)
+def test_a_bad_setting_is_rejected_with_its_name(pair: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        Denoising(set_values=[pair]).diffusion()
+
+
+def test_former_options_still_set_and_name_their_replacement(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Denoising(entropy_bound=0.2, set_values=["entropy_bound=0.3"]).diffusion() == {"entropy_bound": 0.3}
+    assert "give --set entropy_bound=0.2" in capsys.readouterr().err
 
 
 def test_options_not_given_override_nothing() -> None:
@@ -146,12 +200,11 @@ def test_options_not_given_override_nothing() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["paint"],
         ["generate", "hi", "--no-such-option"],
         ["generate", "hi", "--steps", "many"],
         ["generate", "hi", "--steps", "0"],
-        ["generate", "hi", "--entropy-bound", "-1"],
+        ["generate", "hi", "--set", "entropy_bound=-1"],
         ["generate", "hi", "--sampler", "best"],
         ["generate", "hi", "--preset", "best"],
         ["generate", "hi", "--seed", "-1"],
@@ -258,13 +311,15 @@ def test_options_reach_the_model(main: Main) -> None:
     fixed = ["--max-new-tokens", "8", "--seed", "0", "--stopping", "fixed"]
     assert usage(*fixed, "--preset", "fast")["denoising_steps"] == gesso.PRESETS["fast"].steps
     assert usage(*fixed, "--preset", "fast", "--steps", "3")["denoising_steps"] == 3
-    assert usage(*SHORT, "--canvas-length", "4")["canvases"] in (1, 2)
+    assert usage(*SHORT, "--set", "canvas_length=4")["canvases"] in (1, 2)
     text = main("generate", "hi", *SHORT).out[:-1]
     stopped = json.loads(main("generate", "hi", *SHORT, "--json", "--stop", "no such text", "--stop", text[-1]).out)
     assert (stopped["text"], stopped["finish_reason"]) == (text[: text.index(text[-1])], "stop")
 
 
-@pytest.mark.parametrize("bad", [["--device", "abacus"], ["--dtype", "int3"], ["--t-max", "0.1"], ["--seed", "9" * 30]])
+@pytest.mark.parametrize(
+    "bad", [["--device", "abacus"], ["--dtype", "int3"], ["--set", "t_max=0.1"], ["--seed", "9" * 30]]
+)
 def test_input_that_the_model_rejects_is_exit_code_2(main: Main, bad: list[str]) -> None:
     done = main("generate", "hi", *SHORT, *bad)
     assert (done.code, done.out) == (2, "")

@@ -50,11 +50,22 @@ def test_infill_middle_and_json_match_the_whole_text(main, file):
 
 def test_infill_and_edit_accept_diffusion_settings(main, file):
     path = str(file("a = <FILL>\n"))
-    settings = ["--t-max", "2.5", "--t-min", "2.5", "--entropy-bound", "5", "--canvas-length", "16", "--steps", "3"]
+    settings = [
+        "--set",
+        "t_max=2.5",
+        "--set",
+        "t_min=2.5",
+        "--set",
+        "entropy_bound=5",
+        "--set",
+        "canvas_length=16",
+        "--steps",
+        "3",
+    ]
     warm = main("infill", path, "--seed", "3", "--max-new-tokens", "4", "--json", *settings)
-    cold = main("infill", path, "--seed", "3", "--max-new-tokens", "4", "--json", *settings, "--t-min", "0.1")
+    cold = main("infill", path, "--seed", "3", "--max-new-tokens", "4", "--json", *settings, "--set", "t_min=0.1")
     assert warm.code == cold.code == 0 and warm.out != cold.out
-    refused = main("edit", path, "--span", "0:1", "--t-max", "0")
+    refused = main("edit", path, "--span", "0:1", "--set", "t_max=0")
     assert refused.code == 2 and "t_max" in refused.err
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from gesso import requests
 
-SMALL = ("--max-new-tokens", "24", "--canvas-length", "24", "--steps", "3", "--seed", "1")
+SMALL = ("--max-new-tokens", "24", "--set", "canvas_length=24", "--steps", "3", "--seed", "1")
 SCHEMA = {"type": "boolean", "x-mine": 1}
 
 
