@@ -5,6 +5,10 @@ from pathlib import Path
 from gesso.errors import CheckpointError
 
 BASE, SOLVER = "gesso-mini", "gesso-sudoku"  # the second is a fine-tuned version of the first
+DEMOS = {
+    BASE: "a demo model of 11M parameters that turns requests into JSON and completes Python, and knows nothing else",
+    SOLVER: "a demo model of 11M parameters that solves Sudokus; gesso sudoku is made for it",
+}
 DIRECTORIES = {name: Path(__file__).parent / name for name in (BASE, SOLVER)}
 
 

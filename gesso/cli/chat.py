@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gesso.bundled import BASE, DEMOS
 from gesso.cli.delivery import deliver
 from gesso.cli.images import IMAGE_TOKENS, Images, ImageTokens, content, open_pictures, prepared
 from gesso.cli.options import (
@@ -37,7 +38,8 @@ HELP = """\
 /retry       answer the last question again, with the next seed
 /seed N      use this seed for the next answers
 /exit        leave, as Ctrl-D does
-If a message begins with a slash, put a space before it. Ctrl-C stops an answer."""
+If a message begins with a slash, put a space before it. A pasted text is one message. The arrow keys edit it and recall
+earlier ones. Ctrl-C stops an answer; at the prompt, it clears the line, and a second one ends the chat."""
 SEEDS = 2**64
 
 
@@ -83,7 +85,7 @@ def chat(
         conversation.ask(content(images, prompt), conversation.messages)
         return
     if interactive:
-        note("/help lists the commands, Ctrl-D ends the chat.")
+        note(introduction(model_argument or loading.model or BASE))
     for line in lines(interactive):
         if line.split() == ["/exit"]:
             return
@@ -97,6 +99,12 @@ def chat(
             if not interactive:
                 raise
             complain(str(error))
+
+
+def introduction(name: str) -> str:
+    """Return the first line of a chat: the model, what it is for if it is bundled, and how to go on."""
+    model = f"{name}, {DEMOS[name]}" if name in DEMOS else name
+    return f"This is {model}. /help lists the commands, Ctrl-D ends the chat."
 
 
 @dataclass

@@ -2,10 +2,14 @@
 
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 from itertools import groupby
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
+
+from gesso.cli.spelling import ALSO, MEANT
+from gesso.errors import InputError
 
 OPTIONS = "Options"  # the panel of options that name none
 NAMES = 24  # columns at most for the names of options; longer names have a line of their own
@@ -26,6 +30,19 @@ class Command(TyperCommand):
 
 class Group(TyperGroup):
     """The program: its help lists the commands by panel, then the options. Without a command it prints its help."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, ALSO.get(cmd_name, cmd_name))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0].lower()
+        if name in MEANT:
+            raise InputError(f"there is no command {args[0]!r}; is gesso {MEANT[name]} meant?")
+        if not name.startswith("-") and self.get_command(ctx, args[0]) is None:
+            close = get_close_matches(name, [*self.commands, *ALSO], 1)
+            advice = f"is gesso {close[0]} meant?" if close else "gesso --help lists the commands"
+            raise InputError(f"there is no command {args[0]!r}; {advice}")
+        return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         for panel, names in groupby(self.commands, key=lambda name: self.commands[name].rich_help_panel):

@@ -21,6 +21,7 @@ from gesso.cli.memory import advice, ran_out
 from gesso.cli.merge import merge
 from gesso.cli.models import models, rm
 from gesso.cli.options import EXIT_CODES
+from gesso.cli.ps import ps
 from gesso.cli.pull import pull
 from gesso.cli.push import push
 from gesso.cli.quantize import quantize
@@ -41,7 +42,7 @@ OUT_OF_MEMORY = "use smaller batches, shorter texts or another device"
 USE = (chat, generate, infill, edit, decide, sudoku, trace, serve)
 TRAIN = (train, distill, merge)
 MEASURE = (evaluate, tune, bench, info, settings)
-MODELS = (pull, models, rm, quantize, push)
+MODELS = (pull, models, ps, rm, quantize, push)
 NAMES = {evaluate: "eval"}
 
 app = typer.Typer(

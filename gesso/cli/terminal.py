@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gesso.engine.events import Draft, Event, Result
 
 PROMPT = "> "
+PIPED_WIDTH = 200  # of tables that go to a file or to another program
 SPECIAL = "·"  # in place of a token without text: end of text, padding, tags
 
 
@@ -53,9 +54,12 @@ def prepare() -> None:
 
 
 def console(stream: TextIO) -> Console:
-    """Return a console: styled and wrapped on a terminal, plain elsewhere even with FORCE_COLOR."""
+    """Return a console: styled and wrapped on a terminal, plain and wide elsewhere even with FORCE_COLOR."""
     terminal = stream.isatty()
-    return Console(file=stream, force_terminal=terminal, soft_wrap=not terminal, highlight=False, markup=False)
+    width = None if terminal else PIPED_WIDTH
+    return Console(
+        file=stream, force_terminal=terminal, soft_wrap=not terminal, width=width, highlight=False, markup=False
+    )
 
 
 def _write(text: str) -> None:
@@ -142,17 +146,29 @@ def _not_text(error: UnicodeDecodeError) -> InputError:
 
 
 def _typed_lines() -> Iterator[str]:
-    import readline  # noqa: F401 (once imported, input() uses it)
+    """Yield what is typed, until Ctrl-D or a second Ctrl-C. A pasted text is one message, however many lines it has."""
+    import readline
 
+    if "libedit" not in (readline.__doc__ or ""):  # libedit, of macOS, has no such setting
+        readline.parse_and_bind("set enable-bracketed-paste on")
+    interrupted = False
     while True:
         # input() writes its prompt to stdout, which is for answers only unless it is the same terminal.
         if not sys.stdout.isatty():
             console(sys.stderr).print(PROMPT, end="")
         try:
-            yield input(PROMPT if sys.stdout.isatty() else "")
+            message = input(PROMPT if sys.stdout.isatty() else "")
         except EOFError:
             note("")
             return
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            interrupted = True
+            note("\nCtrl-C once more, or Ctrl-D, ends the chat.")
+            continue
+        interrupted = False
+        yield message
 
 
 # --- live view ------------------------------------------------------------------------------------------------------

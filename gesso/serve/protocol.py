@@ -87,7 +87,7 @@ class Ready:
     why: str  # the reason for these values, as a sentence
     fixed_bytes: int = 0  # expected size of weights and workspace
     budget_bytes: int = 0  # memory for weights, workspace and KV cache
-    decode: str = ""  # how requests are written that leave it open, and the reason
+    write: str = ""  # how requests are written that leave it open, and the reason
     vision: bool = False  # whether the model sees images
 
 

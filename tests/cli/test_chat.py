@@ -125,6 +125,10 @@ def test_ctrl_c_stops_an_answer_then_the_chat() -> None:
     terminal.read(until="> ")
     time.sleep(0.3)  # readline prints its prompt shortly before it handles signals
     terminal.interrupt()
+    terminal.read(until="once more")
+    terminal.read(until="> ")
+    time.sleep(0.3)
+    terminal.interrupt()
     assert terminal.end() == 130
     assert terminal.output.rindex(SHOW) > terminal.output.rindex(HIDE)
     assert "Traceback" not in terminal.output
@@ -142,3 +146,48 @@ def test_ctrl_d_ends_the_chat(main: Main, monkeypatch: pytest.MonkeyPatch) -> No
     done = main("chat", *SHORT, stdin=Keyboard())
     assert (done.code, done.out) == (0, "")
     assert done.err.endswith("> \n"), "the prompt is on stderr when stdout is not a terminal"
+
+
+def test_ctrl_c_at_the_prompt_keeps_the_conversation() -> None:
+    terminal = Terminal("chat", *SHORT, "--no-live")
+    terminal.read(until="> ")
+    time.sleep(0.3)  # readline prints its prompt shortly before it handles signals
+    terminal.type("half a mess")
+    terminal.read(until="half a mess")
+    terminal.interrupt()
+    terminal.read(until="once more")
+    terminal.read(until="> ")
+    terminal.type("hello\n")
+    terminal.read(until="seed 3")
+    terminal.read(until="> ")
+    time.sleep(0.3)
+    terminal.interrupt()
+    terminal.read(until="once more")  # a message came between: this is a first Ctrl-C again
+    terminal.read(until="> ")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+
+
+def test_a_pasted_text_is_one_message_and_is_recalled_as_one() -> None:
+    terminal = Terminal("chat", *SHORT, "--no-live")
+    terminal.read(until="> ")
+    time.sleep(0.3)
+    terminal.type("\x1b[200~one\ntwo\nthree\x1b[201~")
+    time.sleep(0.3)
+    terminal.type("\r")
+    terminal.read(until="seed 3")
+    terminal.read(until="> ")
+    time.sleep(0.3)
+    terminal.type("\x1b[A")  # the arrow upwards
+    terminal.read(until="three")
+    terminal.type("\r")
+    terminal.read(until="seed 3")
+    terminal.read(until="> ")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+    assert terminal.output.count("seed 3") == 2, "each line would have been a message"
+
+
+def test_the_first_line_of_a_chat_says_which_model_it_is() -> None:
+    assert chat.introduction("gesso-mini").startswith("This is gesso-mini, a demo model of 11M parameters")
+    assert chat.introduction("checkpoints/mine").startswith("This is checkpoints/mine. /help")

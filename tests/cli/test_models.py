@@ -5,10 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 import gesso
 from gesso.checkpoint import aliases
 from gesso.cli import models, options
+from gesso.cli.terminal import print_styled
 from gesso.errors import DoesNotFitError
 from tests.hub import COMMIT, Hub
 
@@ -110,3 +112,11 @@ def test_serve_resolves_the_alias_in_a_process_that_ends(main, small: Hub, monke
     assert done.code == 0 and "because" in done.err
     assert (served[0].engine.model, served[0].engine.quantize, served[0].name) == (NAME, "fp8", "diffusiongemma")
     assert main("serve", "diffusiongemma", "--ray").code == 2
+
+
+def test_a_piped_table_shows_whole_names(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "an-owner-with-a-long-name/a-model-with-an-even-longer-name-in-some-precision"
+    table = Table(*"abcd")
+    table.add_row(name, *["and more in other columns"] * 3)
+    print_styled(lambda console: console.print(table))
+    assert name in capsys.readouterr().out

@@ -25,7 +25,7 @@ server = server_fixture("--max-batch", "auto", "--max-length", "600")
 def test_ready_reports_the_chosen_settings(server):
     ready = server.http.get("/ready").json()
     assert (ready["max_batch"], ready["max_length"], ready["prefill"]) == (8, 600, 256)
-    assert ready["decode"] == "canvases (the default)", "a small model is not measured"
+    assert ready["write"] == "canvases (the default)", "a small model is not measured"
     assert "600 (as requested)" in ready["why"] and ready["why"] in server.log.read_text()
 
 
