@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gesso import renamed
 from gesso.errors import CheckpointError, ConstraintError, GessoError, InputError
 from gesso.info.device import SHARE
-from gesso.settings import PRESETS, DecodeName, Diffusion, DiffusionOptions
+from gesso.settings import PRESETS, Diffusion, DiffusionOptions, WriteName
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +70,8 @@ def load(
     max_batch: int = 8,
     max_length: int | None = None,
     memory: float | str = SHARE,
-    decode: DecodeName = "auto",
+    write: WriteName | None = None,
+    decode: str | None = None,
     threads: int | None = None,
     cache_dir: str | Path | None = None,
     text_only: bool = False,
@@ -90,8 +92,10 @@ def load(
     memory: share of the device's memory that may be used, or a size such as "12GB", which also limits what this
         process can allocate on a GPU. If the weights do not fit on a GPU, the experts of some layers stay in host
         memory and are copied in every step. If that is impossible, nothing is loaded and the error says what would fit.
-    decode: "canvas", or "tokens" to write token by token. "auto" measures both if a large model runs on a CPU, and
-        takes the faster one; otherwise it is "canvas". `Gesso.decoding` has the choice, which requests may override.
+    write: how requests are written that leave it open: "canvas", "tokens" or "verified". Default: the checkpoint's. If
+        a large model runs on a CPU, canvases and tokens are measured, and the faster one is taken. `Gesso.writing` has
+        the choice.
+    decode: the former name of `write`.
     cache_dir: directory for prompts that a model on a CPU has read, so that another process does not have to read the
         same beginning again. Default: none. The least recently used files are deleted at 20 GB.
     threads: threads of torch on a CPU, in the whole process. Default: one per physical core, but not more than before.
@@ -99,6 +103,8 @@ def load(
     """
     from gesso.info.cores import wait_without_spinning
 
+    if decode is not None:
+        write = renamed.translated({"decode": decode, **({} if write is None else {"write": write})}).get("write")
     wait_without_spinning()  # before torch is imported
     from gesso.loading import load as load_model
 
@@ -111,7 +117,7 @@ def load(
         max_batch=max_batch,
         max_length=max_length,
         memory=memory,
-        decode=decode,
+        write=write,
         threads=threads,
         cache_dir=cache_dir,
         text_only=text_only,

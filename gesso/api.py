@@ -19,12 +19,12 @@ from gesso.checkpoint.generation import GenerationDefaults
 from gesso.constraints.constraint import Guides
 from gesso.constraints.guide import Guide
 from gesso.engine.decision import choice_tokens, probabilities
-from gesso.engine.decoding import Decoding
 from gesso.engine.driver import Driver
 from gesso.engine.engine import PIECE, PREFILL, Engine
 from gesso.engine.events import Done, Event, Result
 from gesso.engine.plan import compare, generate
 from gesso.engine.request import ATTEMPTS, Request
+from gesso.engine.writing import Writing
 from gesso.errors import CheckpointError, InputError
 from gesso.images.image import Image
 from gesso.images.sources import read_source
@@ -65,7 +65,7 @@ class Gesso:
         self.never_first = (tokenizer.special_ids | set(defaults.eos_token_ids)) - openings
         self.guides = Guides(tokenizer, model.config.vocab_size, frozenset(defaults.eos_token_ids))
         self.driver = Driver(self.engine)
-        self.decoding = Decoding()  # of requests that leave it open
+        self.writing = Writing(write=defaults.diffusion.write)  # of requests that leave it open
         self.adapter = adapters.active(model)  # of new requests that name none
         for name in adapters.attached(model):
             self.engine.add_adapter(name, partial(adapters.remove, model, name))
@@ -94,11 +94,11 @@ class Gesso:
             adapter: name of the adapter to write it with. Default: the one of `use_adapter`.
 
         Diffusion:
-            preset: "quality", "balanced", "fast", "laptop" or "verified", a .json file of `gesso tune --out`, or a
+            preset: "quality", "balanced", "fast" or "laptop", a .json file of `gesso tune --out`, or a
                 `gesso.Diffusion`. Default: the checkpoint's settings.
-            decode: "tokens" writes token by token with the causal encoder, "canvas" with canvases, "auto" (the default)
-                as the model was loaded to, but always with canvases if the request has pins, a constraint, a preset
-                except "laptop", or a setting of canvases.
+            write: "canvas" denoises canvases. With "tokens", the causal encoder writes one token per pass; with
+                "verified", the same tokens, several per pass. Default: `Gesso.writing`, but always canvases if the
+                request has pins, a constraint, a preset except "laptop", or a setting of canvases.
             steps, entropy_bound, t_max, t_min, stability, confidence, greed, top_k, top_p, min_p, sampler, stopping,
             canvas_length, eos_settles, settle: the fields of `gesso.Diffusion`; they take precedence over the preset.
 
@@ -365,7 +365,7 @@ class Gesso:
         """Return the engine request of `generate` with these arguments, for callers that step `Gesso.engine`.
 
         `guide` is a compiled constraint, in place of `choice`, `regex`, `json_schema` or `grammar`. If it is optional,
-        it is left out beside another constraint, pins, or a sampler without canvases. With `thinking`, the constraint
+        it is left out beside another constraint, pins, or without canvases. With `thinking`, the constraint
         begins after the thoughts. `validate` is that of the engine request; by default, it checks a text under
         `json_schema`.
         """

@@ -21,15 +21,15 @@ from gesso.checkpoint.identity import identity
 from gesso.checkpoint.load import load as load_weights
 from gesso.checkpoint.parameters import parameters
 from gesso.checkpoint.source import Source, locate
-from gesso.engine.decoding import check_decode, choose_decoding
 from gesso.engine.engine import Engine
 from gesso.engine.prefix_files import PrefixFiles
+from gesso.engine.writing import choose_writing
 from gesso.errors import InputError
 from gesso.info.budget import Placement, choose_placement, streaming_cost
 from gesso.info.cores import threads_for
 from gesso.info.device import DeviceMemory, allocated_bytes, keep_within, memory_of, read_memory
 from gesso.info.memory import unpacks
-from gesso.settings import DecodeName
+from gesso.settings import SETTINGS, WriteName
 
 logger = logging.getLogger("gesso")
 
@@ -47,14 +47,15 @@ def load(
     max_batch: int,
     max_length: int | None,
     memory: float | str,
-    decode: DecodeName = "auto",
+    write: WriteName | None = None,
     threads: int | None = None,
     cache_dir: str | Path | None = None,
     text_only: bool = False,
     placement: Placement | None = None,
 ) -> Gesso:
     """Load a model, as `gesso.load` describes. The server gives the placement that it has chosen."""
-    check_decode(decode)
+    if write is not None:
+        SETTINGS["write"].check(write)
     where = find_device(device)
     number = find_dtype(dtype, where)
     if cache_dir is not None and where.type != "cpu":
@@ -101,7 +102,8 @@ def load(
     if cache_dir is not None:
         loaded.engine.store_prefixes(_prefix_files(Path(cache_dir), source, name, loaded.engine))
     loaded.use_adapter(next(iter(named), None))
-    loaded.decoding = choose_decoding(decode, loaded.engine.runner.backend, loaded.config.canvas_length)
+    backend, longest = loaded.engine.runner.backend, loaded.config.canvas_length
+    loaded.writing = choose_writing(write, defaults.diffusion, backend, longest)
     return loaded
 
 

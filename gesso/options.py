@@ -9,7 +9,7 @@ from typing import Any, Literal
 from gesso.constraints.schema.options import SchemaOptions
 from gesso.engine.events import Draft
 from gesso.presets import Preset
-from gesso.settings import DecodeName, DiffusionOptions
+from gesso.settings import DiffusionOptions
 
 Method = Literal["auto", "prompt", "pinned"]
 
@@ -37,7 +37,6 @@ class GenerateOptions(TextOptions, total=False):
 
     pins: Mapping[int, int] | None  # token id by position in the new text
     resume: Draft | None  # draft event of an earlier run with the same arguments, to continue from
-    decode: DecodeName | None  # token by token or with canvases; None: as the model does, or as other options require
 
 
 class ChatOptions(GenerateOptions, total=False):

@@ -12,10 +12,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from gesso import renamed
 from gesso.checks import shown
 from gesso.errors import InputError
 from gesso.files import JSON_LIMIT, parse_json, read_text, replacing
-from gesso.settings import PRESET, SETTINGS, Diffusion, PresetName, unknown_settings
+from gesso.settings import PRESET, SETTINGS, Diffusion, PresetName, choose, unknown_settings
 
 SUFFIX = ".json"  # tells a file from a name
 Preset = PresetName | Path | Diffusion  # at run time, a text that ends in .json is a file as well
@@ -54,7 +55,8 @@ def write_preset(path: Path, diffusion: Diffusion, tuning: Mapping[str, Any]) ->
 def from_values(given: Mapping[str, Any]) -> Diffusion:
     if unknown := given.keys() - SETTINGS.keys():
         raise InputError(unknown_settings(unknown))
-    return Diffusion(**given)
+    settings: Any = renamed.translated(given)
+    return choose(Diffusion(), **settings)
 
 
 def values(diffusion: Diffusion) -> dict[str, Any]:

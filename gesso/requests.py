@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, Unpack, cast
 
+from gesso import renamed
 from gesso.chat.answer import read
 from gesso.chat.messages import check_tools, with_schema
 from gesso.chat.prompt import Prompt
@@ -15,14 +16,14 @@ from gesso.constraints.guide import Guide
 from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.validate import calls_problem, schema_problem
 from gesso.engine import decision
-from gesso.engine.decoding import Decoding
 from gesso.engine.events import Draft
 from gesso.engine.request import Request
+from gesso.engine.writing import Writing
 from gesso.errors import InputError
 from gesso.model.config import Config
 from gesso.options import GenerateOptions
 from gesso.presets import Preset, resolved
-from gesso.settings import SETTINGS, DecodeName, DiffusionOptions, unknown_settings
+from gesso.settings import SETTINGS, DiffusionOptions, unknown_settings
 
 TextPrompt = str | Sequence[int] | Prompt
 
@@ -33,7 +34,7 @@ class RequestModel(Protocol):
     tokenizer: Tokenizer
     defaults: GenerationDefaults
     guides: Guides
-    decoding: Decoding  # of requests that leave it open
+    writing: Writing  # of requests that leave it open
     adapter: str | None  # of requests that name none
     never_first: frozenset[int]  # tokens with which no text begins
 
@@ -82,17 +83,20 @@ def text_request(
     schema_options: SchemaOptions | None = None,
     grammar: str | None = None,
     adapter: str | None = None,
-    decode: DecodeName | None = None,
     **diffusion: Unpack[DiffusionOptions],
 ) -> Request:
     """Return the engine request of a text. `Gesso.generate` and `Gesso.request` describe the arguments."""
+    options: Any = renamed.translated({"preset": preset, **diffusion})
+    preset, diffusion = options.pop("preset"), options
     if unknown := diffusion.keys() - SETTINGS.keys():
         also = [name for name in GenerateOptions.__annotations__ if name not in SETTINGS]
         raise InputError(unknown_settings(unknown, also))
     read = _prompt(model, prompt)
     constraint = {"choice": choice, "regex": regex, "json_schema": json_schema, "grammar": grammar}
     asked = model.guides.guide(**constraint, thinking=thinking, schema_options=schema_options)
-    if guide_optional and (asked or pins):
+    needs_canvas = bool(pins or asked or resume or (guide and not guide_optional))
+    settings = model.writing.settings(model.defaults.diffusion, resolved(preset), diffusion, needs_canvas=needs_canvas)
+    if guide_optional and (asked or pins or settings.by_token):
         guide = None
     if asked and guide:
         raise InputError("a text has one constraint, and a tool call is required already; leave out the other")
@@ -102,12 +106,6 @@ def text_request(
         max_new_tokens = max(1, min(model.defaults.max_new_tokens, model.max_length - len(read.tokens)))
     if seed is None:
         seed = secrets.randbits(32) if resume is None else resume.request.seed
-    needs_canvas = bool(pins or asked or resume or (guide and not guide_optional))
-    settings = model.decoding.settings(
-        model.defaults.diffusion, decode, resolved(preset), diffusion, needs_canvas=needs_canvas
-    )
-    if guide_optional and (settings.by_token or settings.verified):
-        guide = None
     constrained = asked or guide
     return Request(
         prompt=tuple(read.tokens),

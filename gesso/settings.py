@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args
 
+from gesso import renamed
 from gesso.checks import integer, number, shown
 from gesso.errors import InputError
 from gesso.removed import REMOVED
 from gesso.rules import NEEDS, Rule
 
-SamplerName = Literal["entropy-bound", "autoregressive", "verified"]
+WriteName = Literal["canvas", "tokens", "verified"]
+SamplerName = Literal["entropy-bound"]
 StoppingName = Literal["stable", "fixed"]
-PresetName = Literal["quality", "balanced", "fast", "laptop", "verified"]
-DecodeName = Literal["auto", "canvas", "tokens"]
+PresetName = Literal["quality", "balanced", "fast", "laptop"]
+WRITES: tuple[WriteName, ...] = get_args(WriteName)
 SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)
-BY_TOKEN: tuple[SamplerName, ...] = ("autoregressive", "verified")  # the causal encoder decides every token
 STOPPINGS: tuple[StoppingName, ...] = get_args(StoppingName)
-DECODES: tuple[DecodeName, ...] = get_args(DecodeName)
 Custom = Rule | Callable[..., Any]  # a `Sampler` or `Stopping` of `gesso.diffusion`, or a function like them
 BASES: Mapping[str, str] = MappingProxyType({"sampler": "moment.Sampler", "stopping": "stopping.Stopping"})
 T = TypeVar("T")
@@ -107,12 +107,21 @@ def setting(default: T, help: str, **metadata: Any) -> T:
 
 @dataclass(frozen=True, kw_only=True)
 class Diffusion:
-    """How a canvas is denoised. Python, the command line and HTTP use the same names.
+    """How text is written. Python, the command line and HTTP use the same names.
 
     `sampler` and `stopping` are names, functions, or objects of classes that derive from `Sampler` and `Stopping` in
     `gesso.diffusion`. Beyond the bounds, float32 arithmetic overflows or a request takes longer than anyone waits.
     """
 
+    # Sampler, stopping rule and steps apply to canvases. With "tokens" and "verified" the causal encoder decides every
+    # token, and `BY_TOKEN` has the values of those settings.
+    write: WriteName = setting(
+        "canvas",
+        "canvas denoises whole canvases. tokens writes one token per pass. verified writes the same tokens, several "
+        "per pass.",
+        choices=WRITES,
+        basic=True,
+    )
     steps: int = setting(48, "Maximum number of denoising steps per canvas.", bounds=(1, 1000), basic=True)
     entropy_bound: float = setting(
         0.1,
@@ -161,55 +170,67 @@ class Diffusion:
         False, "Check convergence only up to the first end of text.", label="Check up to end of text"
     )
     # A prefix is final once each of its positions took the same token this many steps in a row, each time with an
-    # entropy below `confidence`. Final tokens never change.
+    # entropy below `confidence`. Final tokens never change. The default is a trade: docs/benchmarks/serving.md has the
+    # time to the first text and the scores with 0 and 1.
     settle: int = setting(
-        0, "Unchanged steps after which a prefix is final. 0: a canvas is final as a whole.", bounds=(0, 1000)
+        1, "Unchanged steps after which a prefix is final. 0: a canvas is final as a whole.", bounds=(0, 1000)
     )
 
     def __post_init__(self) -> None:
+        if renamed.is_former("sampler", self.sampler):
+            self._rename_sampler()
         for declared in SETTINGS.values():
             declared.check(getattr(self, declared.name))
         if self.t_max < self.t_min:
             raise InputError(
                 f"diffusion setting t_max must be a number not below t_min ({self.t_min}), got {self.t_max}"
             )
-        fixed: DiffusionOptions = NEXT_TOKEN if self.autoregressive else ONE_STEP if self.verified else {}
+        fixed: Mapping[str, Any] = BY_TOKEN.get(self.write, {})
         for name, required in fixed.items():
-            if (value := getattr(self, name)) != required:
+            drafts = name == "canvas_length" and self.verified
+            if (value := getattr(self, name)) != required and not drafts:
                 raise InputError(
-                    f"diffusion setting {name} must be {required} with sampler {self.sampler}, which denoises no "
-                    f"canvas step by step; got {shown(value)}"
+                    f"diffusion setting {name} must be {required} with write={self.write}, which denoises no canvas "
+                    f"step by step; got {shown(value)}"
                 )
         if self.verified and (self.canvas_length is None or not 2 <= self.canvas_length <= LONGEST_DRAFT):
             raise InputError(
-                f"diffusion setting canvas_length must be 2 to {LONGEST_DRAFT} with sampler verified, whose canvas "
+                f"diffusion setting canvas_length must be 2 to {LONGEST_DRAFT} with write=verified, whose canvas "
                 f"drafts the next tokens; got {shown(self.canvas_length)}"
             )
 
     @property
-    def autoregressive(self) -> bool:
-        """Whether the causal encoder writes token by token, from left to right, and no canvas is denoised."""
-        return bool(self.sampler == "autoregressive")
+    def token_by_token(self) -> bool:
+        """Whether the causal encoder writes one token per pass, from left to right, and no canvas is denoised."""
+        return self.write == "tokens"
 
     @property
     def verified(self) -> bool:
         """Whether canvases only draft, and the causal encoder decides which tokens stay."""
-        return bool(self.sampler == "verified")
+        return self.write == "verified"
 
     @property
     def by_token(self) -> bool:
         """Whether the causal encoder decides every token from the ones before it."""
-        return self.sampler in BY_TOKEN
+        return self.write in BY_TOKEN
 
     @property
     def restricts_draws(self) -> bool:
         """Whether some tokens are excluded from the draws, by top_k, top_p or min_p."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
+    def _rename_sampler(self) -> None:
+        """Replace a former sampler by the way of writing that it was."""
+        current = renamed.translated({"sampler": self.sampler})
+        # When these were samplers, the default of `settle` was 0.
+        for name, value in {**current, "sampler": "entropy-bound", "settle": 0}.items():
+            object.__setattr__(self, name, value)
+
 
 class DiffusionOptions(TypedDict, total=False):
     """The fields of `Diffusion` as keyword arguments."""
 
+    write: WriteName
     steps: int
     entropy_bound: float
     t_max: float
@@ -247,31 +268,36 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         for item in fields(Diffusion)
     }
 )
-# The autoregressive sampler as a diffusion: canvases of one token that take one step.
-ONE_STEP: DiffusionOptions = {"steps": 1, "stopping": "fixed", "settle": 0}
-NEXT_TOKEN: DiffusionOptions = {**ONE_STEP, "canvas_length": 1}
-VERIFIED: DiffusionOptions = {**ONE_STEP, "canvas_length": 16}  # longer drafts are seldom right to the end
+# Writing by token as a diffusion: canvases that take one step. The values of the settings that are for canvases only.
+_ONE_STEP: DiffusionOptions = {"steps": 1, "sampler": "entropy-bound", "stopping": "fixed", "settle": 0}
+BY_TOKEN: Mapping[WriteName, DiffusionOptions] = MappingProxyType(
+    {
+        "tokens": {**_ONE_STEP, "canvas_length": 1},
+        "verified": {**_ONE_STEP, "canvas_length": 16},  # the default: longer drafts are seldom right to the end
+    }
+)
 LONGEST_DRAFT = 64  # the KV cache can take back no more
 
-DRAWING = frozenset(("greed", "top_k", "top_p", "min_p", "t_max", "t_min"))  # settings with a meaning for any sampler
+DRAWING = frozenset(
+    ("greed", "top_k", "top_p", "min_p", "t_max", "t_min")
+)  # settings with a meaning for any way of writing
 SHORT: PresetName = "laptop"  # the preset that leaves open whether canvases are used
 
 PRESETS: Mapping[PresetName, Diffusion] = MappingProxyType(
     {
         "quality": Diffusion(steps=96, entropy_bound=0.05, stability=2, confidence=0.002),
-        "balanced": Diffusion(),  # exactly the reference's defaults
+        "balanced": Diffusion(),  # the reference's defaults, and `settle`, which the reference does not have
         "fast": Diffusion(steps=24, entropy_bound=0.4, confidence=0.02, eos_settles=True),
         # The time of a step on a CPU grows with the canvas. A model that writes token by token there still does so.
         "laptop": Diffusion(steps=24, entropy_bound=0.4, confidence=0.02, eos_settles=True, canvas_length=64),
-        "verified": replace(Diffusion(**VERIFIED), sampler="verified", greed=1.0),
     }
 )
 PRESET = Setting(
     name="preset",
     kind="string",
     default=None,
-    help="Starting values: quality takes more steps, fast takes fewer, laptop also has short canvases, verified writes "
-    "the likeliest tokens one by one, several in a pass. Other options take precedence.",
+    help="Starting values: quality takes more steps, fast takes fewer, laptop also has short canvases. Other options "
+    "take precedence.",
     choices=tuple(PRESETS),
     label="Preset",
     basic=True,
@@ -293,15 +319,21 @@ def unknown_settings(names: Iterable[str], also: Iterable[str] = ()) -> str:
 def choose(
     defaults: Diffusion, preset: PresetName | Diffusion | None = None, **given: Unpack[DiffusionOptions]
 ) -> Diffusion:
-    """Return the settings of a request: the preset, or else `defaults`, with the given values on top."""
+    """Return the settings of a request: the preset, or else `defaults`, with the given values on top.
+
+    With another way of writing than the preset's, the settings that are for canvases only have that way's values.
+    """
     if unknown := given.keys() - SETTINGS.keys():
         raise InputError(unknown_settings(unknown))
     if not isinstance(preset, Diffusion):
         PRESET.check(preset)
         preset = defaults if preset is None else PRESETS[preset]
-    if given.get("sampler") in BY_TOKEN:
-        given = {**(VERIFIED if given["sampler"] == "verified" else NEXT_TOKEN), **given}
-    return replace(preset, **given)
+    write = given.get("write", preset.write)
+    if write == preset.write:
+        return replace(preset, **given)
+    SETTINGS["write"].check(write)
+    usual = {name: SETTINGS[name].default for name in BY_TOKEN.get(preset.write, ())}
+    return replace(preset, **{**usual, **BY_TOKEN.get(write, {}), **given})
 
 
 def changed(preset: Diffusion) -> dict[str, Any]:

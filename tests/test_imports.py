@@ -13,7 +13,7 @@ from tests.conftest import CORE, SLOW, TESTS
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "gesso"
 
-BASE = {"errors", "checks", "files", "printable", "removed", "rules", "settings"}
+BASE = {"errors", "checks", "files", "printable", "removed", "renamed", "rules", "settings"}
 IMAGES = BASE | {"images"}
 MODEL = BASE | {"model"}
 CHECKPOINT = MODEL | {"checkpoint", "bundled"}
@@ -28,6 +28,7 @@ BELOW = {
     "files": {"errors"},
     "printable": set(),
     "removed": set(),
+    "renamed": {"checks", "errors"},
     "rules": set(),
     "own_code": {"errors"},
     "settings": BASE,
@@ -41,7 +42,7 @@ BELOW = {
     "checkpoint": CHECKPOINT,
     "constraints": TEXT,
     "engine": ENGINE,
-    "infill": ENGINE | {"engine"},
+    "infill": ENGINE | {"engine", "checkpoint"},
     "presets": BASE,
     "options": IMAGES | {"constraints", "engine", "presets"},
     "requests": ENGINE | CHECKPOINT | {"engine", "options", "presets"},

@@ -3,6 +3,7 @@
     python -m tools.goldens HEAD~1                   # every public method, command and endpoint, on the CPU
     python -m tools.goldens main --device cuda       # captured passes, too
     python -m tools.goldens main --only http         # cases whose name contains this
+    python -m tools.goldens main --settle 0          # with this default of the setting in both versions
 
 A refactoring keeps all of them. The requests are made by this file for both versions, through public names only. The
 exit status is 1 if any answer differs. Nothing is stored: both versions run now, on this machine.
@@ -14,6 +15,8 @@ import dataclasses
 import http.client
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -40,8 +43,15 @@ AFTER = "\n\n    def length(self):\n        return hypot(self.x, self.y)\n"
 VOLATILE = {
     "id", "created", "created_at", "completed_at", "item_id", "response_id", "sequence_number", "tool_use_id",
     "call_id", "total_duration", "load_duration", "prompt_eval_duration", "eval_duration", "version", "modified_at",
-    "digest",
+    "digest", "time_to_first_text",
 }  # fmt: skip
+
+# Where the default of the setting `settle` is written: in Python, and in versions whose server had another one.
+SETTLE = {
+    "gesso/settings.py": r"(settle: int = setting\(\s*)\d+",
+    "gesso/serve/settings.py": r"(settle: int = )\d+",
+    "gesso/cli/serve.py": r'(SETTINGS\["settle"\]\)\] = )\d+',
+}
 
 Case = Callable[[], Any]
 
@@ -364,15 +374,29 @@ def answers_of(tree: Path, out: Path, device: str, adapter: Path, only: str) -> 
     return answers
 
 
-def compare(commit: str, device: str, only: str) -> int:
+def set_settle(tree: Path, settle: int) -> None:
+    """Change the default of the setting `settle` in the files of a tree."""
+    for name, default in SETTLE.items():
+        file = tree / name
+        text = file.read_text(encoding="utf-8")
+        file.write_text(re.sub(default, rf"\g<1>{settle}", text), encoding="utf-8")
+
+
+def compare(commit: str, device: str, only: str, settle: int | None) -> int:
     """Print the cases in which the working tree answers differently from a commit, and return the exit status."""
     with tempfile.TemporaryDirectory(prefix="gesso-goldens-") as scratch:
         earlier = Path(scratch) / "tree"
         subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "--detach", "--quiet", earlier, commit], check=True)
         try:
             adapter = make_adapter(Path(scratch) / "adapter")
+            now = ROOT
+            if settle is not None:
+                now = Path(scratch) / "now"
+                shutil.copytree(ROOT / "gesso", now / "gesso")
+                set_settle(earlier, settle)
+                set_settle(now, settle)
             before = answers_of(earlier, Path(scratch) / "before.json", device, adapter, only)
-            after = answers_of(ROOT, Path(scratch) / "after.json", device, adapter, only)
+            after = answers_of(now, Path(scratch) / "after.json", device, adapter, only)
         finally:
             subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", earlier], check=False)
     different = [name for name in before if before[name] != after[name]]
@@ -388,6 +412,7 @@ def main() -> int:
     parser.add_argument("commit", nargs="?", help="the other version, such as HEAD~1")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
+    parser.add_argument("--settle", type=int, help="the default of this setting in both versions")
     parser.add_argument("--write", type=Path, help="run the cases of one version only, and write them to this file")
     parser.add_argument("--adapter", type=Path, help="with --write: the adapter to load")
     arguments = parser.parse_args()
@@ -396,7 +421,7 @@ def main() -> int:
         return 0
     if arguments.commit is None:
         parser.error("name the commit to compare with, such as HEAD~1")
-    return compare(arguments.commit, arguments.device, arguments.only)
+    return compare(arguments.commit, arguments.device, arguments.only, arguments.settle)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def bench(
         adapter=None,
         max_batch=max(*sizes, 2 * BESIDE),
         max_length=None,
-        decode="canvas",
+        write="canvas",
         threads=threads,
         memory=memory,
     )

@@ -44,7 +44,7 @@ def bench(
         max_batch=1,
         max_length=None,
         memory=memory,
-        decode="canvas",
+        write="canvas",
         threads=threads,
     )
     return measure(g, TOKENS)

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from gesso.bench.requests import requests
 from gesso.checkpoint.quantize.packed import Packed
-from gesso.engine.decoding import STEPS
 from gesso.engine.events import Draft
+from gesso.engine.writing import STEPS
 from gesso.info.device import resident_bytes
 from gesso.info.memory import token_bytes
 from gesso.model.transformer import DiffusionGemma
@@ -88,13 +88,13 @@ def render(found: dict[str, Any], console: Console) -> None:
 
 
 def _tokens_per_second(g: Any, prompt: int, tokens: int) -> float:
-    times = _passes(g, prompt, tokens + WARM, sampler="autoregressive")[1 + WARM :]
+    times = _passes(g, prompt, tokens + WARM, write="tokens")[1 + WARM :]
     return len(times) / sum(times)
 
 
 def _prefill_seconds(g: Any, tokens: int) -> float:
     """Return the time to read a prompt, with the first token after it."""
-    return _passes(g, tokens, 1, sampler="autoregressive")[0]
+    return _passes(g, tokens, 1, write="tokens")[0]
 
 
 def _step_seconds(g: Any, prompt: int, length: int, rules: Mapping[str, Any]) -> float:

@@ -27,14 +27,14 @@ from gesso.bench.requests import requests
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.streamed import StreamedExperts, streamed
-from gesso.engine.decoding import LEAST_BYTES
 from gesso.engine.events import Draft
+from gesso.engine.writing import LEAST_BYTES
 from gesso.errors import InputError
 from gesso.eval.plot import Point, Series, svg
 from gesso.info.budget import CONTEXT
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
-from gesso.settings import BY_TOKEN, SETTINGS
+from gesso.settings import SETTINGS, WriteName
 
 STEPS = 16
 # The rules of the measured canvases, as settings.
@@ -70,7 +70,7 @@ def bench(
             adapter=None,
             max_batch=max(sizes),
             max_length=None,
-            decode="canvas",
+            write="canvas",
             threads=threads,
             memory=memory,
         ),
@@ -103,8 +103,6 @@ def check_rules(rules: Mapping[str, Any]) -> None:
     """Reject rules that cannot be measured, before any weights are loaded."""
     for name, rule in rules.items():
         SETTINGS[name].check(rule)
-    if (sampler := rules["sampler"]) in BY_TOKEN:
-        raise InputError(f"--sampler must be one that denoises canvases; {sampler} decoding is measured anyway")
 
 
 def rule_name(rule: Any) -> str:
@@ -239,7 +237,7 @@ def measure(
     for row in found["batches"]:
         row["share_of_floor"] = found["floor_ms"] / row["ms_a_step"]
     found["prefill"] = [_prefill(g, length) for length in prefills if length < longest]
-    found["autoregressive_tokens_per_second"] = _by_token(g, prompt, tokens, "autoregressive") if tokens else None
+    found["autoregressive_tokens_per_second"] = _by_token(g, prompt, tokens, "tokens") if tokens else None
     found["verified_passes_per_second"] = _by_token(g, prompt, tokens, "verified") if tokens else None
     names = attach_random(g, adapters, rank)
     for row in found["batches"] if names else ():
@@ -318,11 +316,11 @@ def _prefill(g: Any, length: int) -> dict[str, Any]:
     return {"tokens": length, "tokens_per_second": length / times[-1]}
 
 
-def _by_token(g: Any, prompt: int, tokens: int, sampler: str) -> float:
-    """Return the passes per second of a sampler that decides token by token."""
+def _by_token(g: Any, prompt: int, tokens: int, write: WriteName) -> float:
+    """Return the passes per second of a way of writing in which the causal encoder decides every token."""
     rates = []
     for _ in range(2):
-        (request,) = requests(g, 1, prompt, tokens, same=True, sampler=sampler)
+        (request,) = requests(g, 1, prompt, tokens, same=True, write=write)
         g.engine.submit(request)
         times = []
         while g.engine.busy:

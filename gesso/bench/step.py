@@ -57,7 +57,7 @@ def measure(
         adapter=None,
         max_batch=batch,
         max_length=None,
-        decode="canvas",
+        write="canvas",
         threads=threads,
         memory=memory,
     )

@@ -10,13 +10,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from gesso import bundled
+from gesso import bundled, renamed
 from gesso.checkpoint.cache import cache_directory
 from gesso.checks import integer, mapping, shown
 from gesso.errors import CheckpointError, InputError
 from gesso.files import read_json, replacing
 from gesso.model.config import SIZES, Config, first, token_ids
-from gesso.settings import PRESETS, SETTINGS, Diffusion, unknown_settings
+from gesso.settings import PRESETS, SETTINGS, Diffusion, choose, unknown_settings
 
 FILE = "generation_config.json"
 OWN = "gesso"  # the object of settings that the reference does not know
@@ -61,9 +61,14 @@ class GenerationDefaults:
         own = mapping(raw.get(OWN), OWN)
         if unknown := own.keys() - SETTINGS.keys():
             raise CheckpointError(f"{OWN}: {unknown_settings(unknown)}")
+        settings: Any = {key: value for key, value in given.items() if value is not None}
+        own = renamed.translated(own)
+        if own.get("write", "canvas") != "canvas":
+            settings.pop("steps", None)  # the reference's are for canvases
+        settings |= own
         eos = raw.get("eos_token_id")
         return cls(
-            diffusion=Diffusion(**{key: value for key, value in given.items() if value is not None} | dict(own)),
+            diffusion=choose(Diffusion(), **settings),
             max_new_tokens=integer(first(raw.get("max_new_tokens"), 256), "max_new_tokens", 1, MOST_NEW_TOKENS),
             eos_token_ids=config.eos_token_ids
             if eos is None

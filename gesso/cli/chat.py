@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gesso import renamed
 from gesso.bundled import BASE, DEMOS
 from gesso.cli.delivery import deliver
 from gesso.cli.images import IMAGE_TOKENS, Images, ImageTokens, content, open_pictures, prepared
@@ -20,7 +21,6 @@ from gesso.cli.options import (
     Live,
     Loading,
     ModelArgument,
-    decoded,
     read_json,
     with_options,
 )
@@ -64,7 +64,7 @@ def chat(
     image_tokens: ImageTokens = IMAGE_TOKENS,
     live: Live = True,
     json: Json = False,
-    decode: Decode = "auto",
+    decode: Decode = None,
     *,
     loading: Loading,
     options: GenerationOptions,
@@ -75,10 +75,11 @@ def chat(
     if prompt is not None and not prompt.strip():
         raise InputError("--prompt is empty; give a message to answer")
     pictures = open_pictures(image or ())
-    keywords = {**options.keywords(), **decoded(decode), "thinking": thinking, "schema_in_prompt": schema_in_prompt}
+    keywords = renamed.translated({**options.keywords(), "decode": decode})
+    keywords |= {"thinking": thinking, "schema_in_prompt": schema_in_prompt}
     if tools is not None:
         keywords["tools"] = read_json(tools)
-    model = replace(loading, model=model_argument or loading.model).load(max_batch=1, decode=decode)
+    model = replace(loading, model=model_argument or loading.model).load(max_batch=1, write=keywords.get("write"))
     images = prepared(model, pictures, image_tokens)
     conversation = Conversation(model, keywords, system, images, image_tokens, live=live, json=json)
     if prompt is not None:
@@ -173,7 +174,7 @@ class Conversation:
             self.messages[-1]["tool_calls"] = [{"type": "function", "function": call} for call in calls]
         self.last_seed = result.seed
         text = "\n".join(filter(None, [answer.text, *(dumps(call, ensure_ascii=False) for call in calls)]))
-        deliver(replace(result, text=text), as_json=self.json, answer=answer, decoding=self.model.decoding)
+        deliver(replace(result, text=text), as_json=self.json, answer=answer, writing=self.model.writing)
         if answer.malformed and not self.json:
             note("the model wrote a tool call that cannot be read; /retry answers again, or give the tool with --tools")
         elif not text.strip() and not self.json:

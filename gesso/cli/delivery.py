@@ -7,11 +7,11 @@ from gesso.cli.terminal import note, print_json, print_text
 
 if TYPE_CHECKING:
     from gesso.chat.answer import Answer
-    from gesso.engine.decoding import Decoding
     from gesso.engine.events import Result
+    from gesso.engine.writing import Writing
 
 
-def deliver(result: "Result", *, as_json: bool, decoding: "Decoding", answer: "Answer | None" = None) -> None:
+def deliver(result: "Result", *, as_json: bool, writing: "Writing", answer: "Answer | None" = None) -> None:
     """Print the text on stdout and the rest on stderr, or everything as one JSON object on stdout.
 
     `answer` is the parsed answer of a chat. How the model writes is shown if it was measured.
@@ -30,5 +30,5 @@ def deliver(result: "Result", *, as_json: bool, decoding: "Decoding", answer: "A
     note(
         f"{usage.completion_tokens} tokens, {usage.denoising_steps} steps ({usage.tokens_per_step:.1f} tokens/step), "
         f"canvases {usage.canvases}, finish {result.finish_reason}, seed {result.seed}"
-        + (f", {decoding.summary}" if decoding.rates else "")
+        + (f", {writing.summary}" if writing.rates else "")
     )

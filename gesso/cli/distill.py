@@ -210,7 +210,7 @@ def _record(
     named = {"model": base, "quantize": quantize, "adapter": adapter}
     if is_complete(directory, note_of(prompts, named, options)):
         return True
-    g = gesso.load(model, quantize=quantize, adapter=adapter, max_batch=batch, decode="canvas")
+    g = gesso.load(model, quantize=quantize, adapter=adapter, max_batch=batch, write="canvas")
     try:
         with show_progress("recording runs") as show:
             complete = record(g, prompts, directory, named, options, batch=batch, show=show, minutes=minutes)

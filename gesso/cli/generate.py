@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from gesso import renamed
 from gesso.cli.delivery import deliver
-from gesso.cli.options import Decode, GenerationOptions, Json, Live, Loading, decoded, with_options
+from gesso.cli.options import Decode, GenerationOptions, Json, Live, Loading, with_options
 from gesso.cli.terminal import follow, lines
 from gesso.errors import InputError
 
@@ -18,16 +19,16 @@ def generate(
     ] = None,
     live: Live = True,
     json: Json = False,
-    decode: Decode = "auto",
+    decode: Decode = None,
     *,
     loading: Loading,
     options: GenerationOptions,
 ) -> None:
     """Continue a text."""
-    text, keywords = _prompt(prompt), options.keywords() | decoded(decode)
-    model = loading.load(max_batch=1, decode=decode)
+    text, keywords = _prompt(prompt), renamed.translated({**options.keywords(), "decode": decode})
+    model = loading.load(max_batch=1, write=keywords.get("write"))
     result = follow(model, model.events(model.request(text, **keywords), retry=True), live and not json)
-    deliver(result, as_json=json, decoding=model.decoding)
+    deliver(result, as_json=json, writing=model.writing)
 
 
 def _prompt(given: str | None) -> str:

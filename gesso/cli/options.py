@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 import gesso
+from gesso import renamed
 from gesso.bundled import BASE, SOLVER
 from gesso.checkpoint import aliases
 from gesso.cli.choosing import choose_here
@@ -23,7 +24,7 @@ from gesso.info.device import SHARE
 from gesso.own_code import load_own
 from gesso.presets import resolved
 from gesso.removed import REMOVED
-from gesso.settings import DECODES, OPTIONS, PRESET, SETTINGS, DecodeName, Diffusion, Setting, choose
+from gesso.settings import OPTIONS, PRESET, SETTINGS, Diffusion, Setting, choose
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
@@ -39,7 +40,9 @@ def setting_option(setting: Setting, hidden: bool = False) -> Any:
     """Return the typer option of a diffusion setting. The schema checks the value, so that its message is shown."""
 
     def check(value: Any) -> Any:
-        return None if value is None else value_of(value, setting)
+        if value is None or renamed.is_former(setting.name, value):
+            return value
+        return value_of(value, setting)
 
     if setting.kind == "boolean":
         return typer.Option(help=setting.help, callback=check, rich_help_panel="Diffusion", hidden=hidden)
@@ -115,13 +118,7 @@ Memory = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads on a CPU. Default: one per physical core.")]
 CacheDir = Annotated[Path | None, typer.Option(help="Keep prompts that a CPU has read in this directory.")]
-Decode = Annotated[
-    DecodeName,
-    typer.Option(
-        metavar="|".join(DECODES),
-        help="Write token by token or with canvases. auto: canvases, or on a CPU what is faster for a large model.",
-    ),
-]
+Decode = Annotated[str | None, typer.Option(hidden=True, help="The former name of --write.")]
 TextOnly = Annotated[bool, typer.Option("--text-only", help="Do not load the vision tower; refuse images.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Same seed, same text. Default: random.")]
 Live = Annotated[bool, typer.Option("--live/--no-live", help="Show the canvas on a terminal.")]
@@ -170,17 +167,20 @@ class Loading(ModelOptions):
     text_only: TextOnly = False
 
     def load(self, default: str | None = None, **engine: Any) -> "Gesso":
+        """Load the model. Without `write`, it writes as the checkpoint says, and nothing is measured."""
         import_torch()
-        chosen, engine = self.chosen(), {"decode": "canvas"} | engine
+        chosen, engine, measures = self.chosen(), {"write": "canvas"} | engine, "write" in engine
         engine |= {"adapter": self.adapter, "threads": self.threads, "cache_dir": self.cache_dir}
         engine |= {"text_only": self.text_only}
         model = gesso.load(chosen.model or default, **chosen.keywords(), **engine)
+        if not measures:
+            model.writing = replace(model.writing, write=model.defaults.diffusion.write)
         if chosen.quantize == "auto":
             note(f"precision: {model.config.quantization or 'as stored'}, chosen by the available memory")
         return model
 
 
-OWN_OPTION = ("preset", "steps", "sampler", "stopping")  # all other settings are given with --set
+OWN_OPTION = ("preset", "write", "steps", "sampler", "stopping")  # all other settings are given with --set
 SetValues = Annotated[
     list[str] | None,
     typer.Option(
@@ -216,7 +216,7 @@ class Denoising(_SettingOptions):  # type: ignore[valid-type, misc]
         given = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
         for name in given.keys() - {*OWN_OPTION}:
             note(f"--{name.replace('_', '-')} will be removed; give --set {name}={_as_text(given[name])}")
-        given |= settings_given(self.set_values or ())
+        given = renamed.translated(given | settings_given(self.set_values or ()))
         settings = {name: value for name, value in given.items() if name in SETTINGS}
         # Whether one temperature suits the other depends on the checkpoint: as the default of both, it always does.
         temperature = settings.get("t_min", settings.get("t_max", 1.0))
@@ -298,11 +298,6 @@ class GenerationOptions(Denoising):
         if unknown := set(self.schema_option) - set(SCHEMA_OPTIONS):
             raise InputError(f"--schema-option must be one of {', '.join(SCHEMA_OPTIONS)}, got {min(unknown)!r}")
         return SchemaOptions(**{name.replace("-", "_"): True for name in self.schema_option})
-
-
-def decoded(decode: DecodeName) -> dict[str, DecodeName]:
-    """Return the keyword arguments of a request for a given --decode, so that contradicting settings are rejected."""
-    return {} if decode == "auto" else {"decode": decode}
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gesso import renamed
 from gesso.bundled import SOLVER
 from gesso.checkpoint import aliases
 from gesso.cli.choosing import choose_apart
@@ -87,11 +88,11 @@ def serve(
     max_batch: Annotated[int | None, _auto("Requests that run at once.")] = None,
     max_length: Annotated[int | None, _auto("Context: tokens of prompt and answer.")] = None,
     prefill: Annotated[int | None, _auto("Prompt tokens encoded between two denoising steps.")] = None,
-    decode: Decode = "auto",
+    write: Annotated[str | None, setting_option(SETTINGS["write"])] = None,
+    decode: Decode = None,
     threads: Threads = None,
     cache_dir: CacheDir = None,
     text_only: TextOnly = False,
-    settle: Annotated[int, setting_option(SETTINGS["settle"])] = 1,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File of API keys, one per line; or set GESSO_API_KEYS.")
     ] = None,
@@ -145,7 +146,7 @@ def serve(
             max_batch=max_batch,
             max_length=max_length,
             prefill=prefill,
-            decode=decode,
+            write=renamed.translated({"write": write, "decode": decode})["write"],
             threads=threads,
             cache_dir=None if cache_dir is None else str(cache_dir.expanduser().resolve()),
             text_only=text_only,
@@ -154,7 +155,6 @@ def serve(
         name=name,
         keys=keys,
         cors_origins=tuple(cors_origin or ()),
-        settle=settle,
         strict=strict,
         remote_images=allow_remote_images,
         also=(SOLVER,) if model is None else (),

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -22,6 +23,7 @@ from rich.text import Text
 
 from gesso.errors import InputError
 from gesso.printable import printable
+from gesso.renamed import RenamedWarning
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
@@ -30,9 +32,25 @@ if TYPE_CHECKING:
 PROMPT = "> "
 PIPED_WIDTH = 200  # of tables that go to a file or to another program
 SPECIAL = "·"  # in place of a token without text: end of text, padding, tags
+_show_usual = warnings.showwarning
 
 
 # --- output ---------------------------------------------------------------------------------------------------------
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show the warning of a former name as a note, without the line of code that Python adds."""
+    if issubclass(category, RenamedWarning):
+        note(str(message))
+    else:
+        _show_usual(message, category, filename, lineno, file, line)
 
 
 class _ErrorLines(logging.Handler):
@@ -44,6 +62,7 @@ def prepare() -> None:
     """Send library warnings to stderr, replace characters the encoding lacks, and open closed streams on /dev/null."""
     logger = logging.getLogger("gesso")
     logger.handlers, logger.propagate = [_ErrorLines()], False
+    warnings.showwarning = _show_warning
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115

@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 
+from gesso import renamed
 from gesso.cli.eval import clue_range
 from gesso.cli.options import Loading, with_options
 from gesso.cli.terminal import note, print_json, print_text
 from gesso.errors import InputError
-from gesso.settings import SAMPLERS
+from gesso.settings import BY_TOKEN, SAMPLERS, WRITES, WriteName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,10 +54,11 @@ def tune(
     tolerance: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="How far a score may fall: 0.02 is two points.")
     ] = 0.02,
-    sampler: Annotated[
+    way: Annotated[
         list[str] | None,
-        typer.Option(metavar="|".join(SAMPLERS), help="Samplers to try; may be repeated. Default: all."),
+        typer.Option(metavar="|".join(WRITES), help="Ways of writing to try; may be repeated. Default: all."),
     ] = None,
+    sampler: Annotated[list[str] | None, typer.Option(hidden=True, help="The former name of --way.")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of tokens per answer. Default: the task's.")
     ] = None,
@@ -87,7 +89,7 @@ def tune(
         check_writable(DIRECTORIES.get(name) or Path(name).expanduser())
     if out is not None and out.suffix != SUFFIX:
         raise InputError(f"--out must end in {SUFFIX}, so that --preset recognizes a file; got {out}")
-    samplers = _samplers(sampler, write)
+    ways = _ways([*(way or ()), *map(_renamed, sampler or ())], write)
     name, judge, items, options = _items(prompts, task, score, clues, count, held_out, seed)
     if max_new_tokens is not None:
         options = {**options, "max_new_tokens": max_new_tokens}
@@ -98,7 +100,7 @@ def tune(
             name,
             judge,
             *items,
-            samplers=samplers,
+            writes=ways,
             scores=(score or ()) if task is not None else (),
             tolerance=tolerance,
             options=options,
@@ -121,20 +123,26 @@ def tune(
         _write(found, g.directory, write_diffusion)
 
 
-def _samplers(given: Sequence[str] | None, write: bool) -> list[str]:
-    """Return the samplers to try. The defaults of a checkpoint must suit constraints and pins, which need canvases."""
-    from gesso.eval.tune.candidates import writes_tokens
+def _renamed(sampler: str) -> str:
+    """Return the way of writing that a value of --sampler names, and warn."""
+    way = renamed.SAMPLERS.get(sampler, "canvas" if sampler in SAMPLERS else sampler)
+    renamed.warn(f"--sampler {sampler} is now --way {way}; {renamed.SOON}")
+    return way
 
-    if unknown := [name for name in given or () if name not in SAMPLERS]:
-        raise InputError(f"--sampler must be one of {', '.join(SAMPLERS)}, got {unknown[0]!r}")
+
+def _ways(given: Sequence[str], write: bool) -> list[WriteName]:
+    """Return the ways of writing to try. The defaults of a checkpoint must suit constraints and pins."""
+    if unknown := [name for name in given if name not in WRITES]:
+        raise InputError(f"--way must be one of {', '.join(WRITES)}, got {unknown[0]!r}")
+    chosen = [way for way in WRITES if way in given or not given]
     if not write:
-        return list(given or SAMPLERS)
-    if tokens := [name for name in given or () if writes_tokens(name)]:
+        return chosen
+    if tokens := [way for way in given if way in BY_TOKEN]:
         raise InputError(
-            f"--write with --sampler {tokens[0]}: constraints and pins need canvases, so the defaults of a checkpoint "
+            f"--write with --way {tokens[0]}: constraints and pins need canvases, so the defaults of a checkpoint "
             "cannot decide token by token; remove one, or use --out"
         )
-    return [name for name in given or SAMPLERS if not writes_tokens(name)]
+    return [way for way in chosen if way not in BY_TOKEN]
 
 
 def _items(

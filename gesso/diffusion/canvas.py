@@ -79,7 +79,7 @@ class Process:
         pin_C = torch.full((length,), FREE, device=self.device)
         for position, token in pins.items():
             pin_C[position] = token
-        if self.settings.autoregressive:  # the network does not read it
+        if self.settings.token_by_token:  # the network does not read it
             return Canvas(index, attempt, torch.zeros_like(pin_C), pin_C, 0)
         noise_C = self._draws(index, attempt, step=0).tokens(length, self.vocab_size)
         return Canvas(index, attempt, torch.where(pin_C == FREE, noise_C, pin_C), pin_C, 0)
@@ -142,7 +142,7 @@ class Process:
             greedy_C = moment.noise(prediction.argmax_C) < self.greedy_below
             candidate_C = torch.where(greedy_C, prediction.argmax_C, prediction.candidate_C)
             prediction = replace(prediction, candidate_C=candidate_C)
-        if self.settings.autoregressive:  # the text is the draw
+        if self.settings.token_by_token:  # the text is the draw
             prediction = replace(prediction, argmax_C=prediction.candidate_C)
         next_C, accepted_C = sampler(canvas.tokens_C, prediction, moment)
         advanced = replace(

@@ -34,7 +34,7 @@ class EntropyBound(Sampler):
 
 @dataclass(frozen=True)
 class NextToken(Sampler):
-    """Set the single position to its draw, for autoregressive decoding."""
+    """Set the single position to its draw, where the causal encoder decides every token."""
 
     reads_host: ClassVar[bool] = False
 
@@ -57,12 +57,12 @@ class SamplerFunction(Sampler):
 
 
 def sampler_of(settings: Diffusion) -> Sampler:
-    """Return the sampler of these settings: a built-in one by name, or the caller's own."""
+    """Return the sampler of these settings: a built-in one by name, or the caller's own. Tokens need none."""
+    if settings.by_token:
+        return NextToken()
     sampler = settings.sampler
     if sampler == "entropy-bound":
         return EntropyBound(settings.entropy_bound)
-    if sampler in ("autoregressive", "verified"):
-        return NextToken()
     if isinstance(sampler, Sampler):
         return sampler
     assert not isinstance(sampler, str | Rule), "the settings have been checked"

@@ -6,7 +6,7 @@ encoder's own draw, which takes its place. The same pass denoises a canvas of no
 Its prediction is the next draft. So every pass yields at least one token.
 
 The draw of a token depends on the seed and on the number of the token in the text, for the encoder and for the draft
-alike. So the text is the one that the sampler "autoregressive" writes with the same seed, and drafts are often right
+alike. So the text is the one that `write="tokens"` gives with the same seed, and drafts are often right
 even at high temperatures (a coupling by common random numbers, as in arXiv 2408.07978).
 
 L positions of the canvas and of the text to verify, C = 2 L: `tokens_C` of a canvas holds both, in this order.
@@ -41,7 +41,7 @@ def halves(values_C: Tensor) -> tuple[Tensor, Tensor]:
 def advance(process: Process, canvas: Canvas, prediction: Prediction, limit: int) -> Canvas:
     """Return a canvas that holds only the decided tokens, at most `limit`, with the draft of the next ones."""
     settings, candidate_C = process.settings, prediction.candidate_C
-    if settings.greed:  # as for the sampler "autoregressive"
+    if settings.greed:  # as for `write="tokens"`
         noise_C = process.draws(canvas).tokens(len(candidate_C), process.vocab_size)
         candidate_C = torch.where(noise_C < settings.greed * process.vocab_size, prediction.argmax_C, candidate_C)
     (drafted_L, decided_L), (_, text_L) = halves(candidate_C), halves(canvas.tokens_C)

@@ -135,7 +135,7 @@ def record(
     """
     first = prompts.ask(g, 0, options).request
     if first.diffusion.by_token or first.diffusion.steps < 2:
-        raise InputError("there are no canvases of several steps to record; use another sampler, or more steps")
+        raise InputError("there are no canvases of several steps to record; use write=canvas, or more steps")
     length = first.length_after(0, g.config)
     _begin(directory, note_of(prompts, note, options), prompts)
     if read_index(directory) is not None:

@@ -147,7 +147,7 @@ class Request:
         """Reject options that need a canvas which settles."""
         for name, given in {"pins": self.pins, "a constraint": self.guide, "resume": self.resume}.items():
             if given:
-                raise InputError(f"sampler verified does not support {name}; leave it out, or choose another sampler")
+                raise InputError(f"write=verified does not support {name}; leave it out, or give write=canvas")
 
     def _check_compared(self, config: Config) -> None:
         room = self.length_after(0, config) - bool(self.eos)

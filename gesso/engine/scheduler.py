@@ -57,7 +57,7 @@ class Work:
 
     @property
     def pieces(self) -> list[tuple[int, Kind]]:
-        """The length and kind of each piece. An autoregressive request has no canvas; its last text is "next".
+        """The length and kind of each piece. Token by token there is no canvas; the last text is "next".
 
         In verified decoding, the text to verify comes after the canvas, which does not see it.
         """
@@ -67,7 +67,7 @@ class Work:
             return [(n, "scored" if part.start < n else "text") for n, part in zip(lengths, slices, strict=True)]
         pieces: list[tuple[int, Kind]]
         pieces = [(len(text), "image" if is_image(text[0]) else "text") for text in self.texts]
-        if self.denoise and running.request.diffusion.autoregressive:
+        if self.denoise and running.request.diffusion.token_by_token:
             pieces[-1] = (pieces[-1][0], "next")
         elif self.denoise and running.request.diffusion.verified:
             length = len(running.canvas.tokens_C) // 2

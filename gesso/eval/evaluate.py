@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import gesso
+from gesso import renamed
 from gesso.engine.events import Result
 from gesso.engine.plan import total_usage
 from gesso.errors import InputError
@@ -116,12 +117,12 @@ class Evaluation:
 
     def _written(self) -> str:
         """Return how the answers were written, to follow the number of items; empty for decisions."""
-        sampler = self.settings["sampler"]
+        write = self.settings["write"]
         if any(outcome.confidence is not None for outcome in self.outcomes):
             return ""
-        if sampler == "autoregressive":
+        if write == "tokens":
             return ", token by token"
-        if sampler == "verified":
+        if write == "verified":
             return f", token by token with verified drafts of {self.settings['canvas_length']} tokens"
         return f", at most {_counted(self.settings['steps'], 'step')} per canvas"
 
@@ -192,7 +193,7 @@ def evaluate(
         raise InputError(f"constrained evaluation needs items with constraints; those of {task.name} have none")
     tries = Tries(attempts, candidates, pinned)
     tries.check(task, asked)
-    options = {**task.options, **options}
+    options = {**task.options, **renamed.translated(options)}
     # Reject invalid settings now; otherwise every item would fail.
     diffusion = {name: value for name, value in options.items() if name not in REQUEST_OPTIONS}
     chosen = dataclasses.asdict(choose(g.defaults.diffusion, resolved(options.get("preset")), **diffusion))

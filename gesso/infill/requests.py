@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from gesso import renamed
 from gesso.constraints.constraint import NAMES
 from gesso.engine.events import Result, Usage
 from gesso.engine.plan import Plan, generate, total_usage
@@ -13,6 +14,7 @@ from gesso.errors import InputError
 from gesso.infill.boundary import after_beginning, before_stop, whole_characters
 from gesso.infill.holes import Hole
 from gesso.infill.model import InfillModel
+from gesso.settings import SHORT
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,11 @@ def base_request(model: InfillModel, prompt: Sequence[int], **options: Any) -> R
     """Return a checked request that the requests for a hole are variations of."""
     if wrong := {"pins", "resume"} & set(options):
         raise InputError(f"{min(wrong)} belongs to generate: here the text around the hole decides")
+    options = renamed.translated(options)
+    if options.get("preset") in (None, SHORT):  # a canvas knows the text after the hole: its speed does not matter
+        options = {"write": model.defaults.diffusion.write, **options}
     # A healed prompt lacks the beginning of the new text. Without the constraint, the model would not know of it.
-    request = replace(model.request(prompt, decode="canvas", **options), free_first=False)
+    request = replace(model.request(prompt, **options), free_first=False)
     _check(model, request)
     return request
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gesso.info.report import Architecture, Memory, Parameters, Report, Weights
 
 
-CPU_NOTE = "read per token: if it is written by itself; --decode auto measures whether canvases are faster"
+CPU_NOTE = "read per token: token by token; without --write, gesso measures whether canvases are faster"
 
 
 def _title(console: Console, title: str) -> None:

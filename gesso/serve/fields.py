@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from gesso import renamed
 from gesso.errors import InputError
 from gesso.settings import OPTIONS, Setting
 
@@ -115,6 +116,8 @@ def setting_field(setting: Setting) -> Any:
     """Return the type of a field for a diffusion setting: the schema checks its value and describes it."""
 
     def check(value: Any) -> Any:
+        if renamed.is_former(setting.name, value):  # the builder of the request warns of it
+            return value
         try:
             setting.check(value)
         except InputError as error:

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from gesso.errors import InputError
 from gesso.info.device import SHARE, read_memory
-from gesso.settings import DecodeName
+from gesso.settings import WriteName
 
 QUEUE_SHARE = 4  # on a shared server, one client may take a fourth of `Limits.queue`
 
@@ -28,7 +28,7 @@ class EngineSettings:
     threads: int | None = None  # of each engine on a CPU; None: one per physical core
     cache_dir: str | None = None  # for prompts that a CPU has read
     text_only: bool = False  # without the vision tower
-    decode: DecodeName = "auto"  # how requests are written that leave it open
+    write: WriteName | None = None  # how requests are written that leave it open; None: as `gesso.load` chooses
 
     def __post_init__(self) -> None:
         read_memory(self.memory)
@@ -94,7 +94,6 @@ class ServerSettings:
     name: str = "gesso"  # of the model, in requests and answers
     keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
-    settle: int = 1  # default of `Diffusion.settle` for requests
     also: tuple[str, ...] = ()  # bundled models; the engine of each starts with its first request
     strict: bool = False  # reject fields that would be ignored with a warning
     hosts: tuple[str, ...] | None = None  # accepted values of the Host header; None accepts any

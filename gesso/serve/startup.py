@@ -24,7 +24,7 @@ from gesso.serve import auto
 from gesso.serve.pipe import Send
 from gesso.serve.protocol import Loading
 from gesso.serve.settings import EngineSettings
-from gesso.settings import NEXT_TOKEN, Diffusion
+from gesso.settings import BY_TOKEN, Diffusion, WriteName
 
 CAPTURE_SECONDS = 6.0  # for captures before the engine is ready
 WARM_UP_REGEX = "[0-9]{4}-[a-z]+"  # few words follow some of its states, and many follow others
@@ -43,7 +43,7 @@ def start(settings: EngineSettings, send: Send) -> tuple[Gesso, auto.Choice]:
     model.guides.warm_up(searches=True)
     if model.model.device.type == "cuda":
         guide = model.guides.guide(regex=WARM_UP_REGEX)
-        measured = measured_bytes(model.engine, settings.max_batch, model.decoding.by_token, guide)
+        measured = measured_bytes(model.engine, settings.max_batch, model.writing.write, guide)
         choice = auto.remeasure(choice, measured)
         model.engine.max_length = choice.settings.max_length or model.engine.max_length
     return model, choice
@@ -69,7 +69,7 @@ def load(choice: auto.Choice, send: Send) -> Gesso:
             settings.model,
             device=settings.device,
             dtype=settings.dtype,
-            decode=settings.decode,
+            write=settings.write,
             threads=settings.threads,
             cache_dir=settings.cache_dir,
             text_only=settings.text_only,
@@ -82,16 +82,16 @@ def load(choice: auto.Choice, send: Send) -> Gesso:
         )
 
 
-def warm_up(engine: Engine, max_batch: int, by_token: bool = False, guide: Guide | None = None) -> None:
+def warm_up(engine: Engine, max_batch: int, write: WriteName = "canvas", guide: Guide | None = None) -> None:
     """Compile kernels, allocate memory and capture passes, so that no request waits for it. The largest come first.
 
-    `by_token`: whether requests are written token by token if they leave it open. `guide`: a constraint to write under.
+    `write`: how requests are written that leave it open. `guide`: a constraint to write under.
     """
     canvas, prefill = engine.model.config.canvas_length, engine.scheduler.prefill
     counts = [max_batch, *(count for count in (16, 8, 4, 3, 2, 1) if count < max_batch)]
-    if by_token:
-        next_token: dict[str, Any] = {**NEXT_TOKEN, "sampler": "autoregressive"}
-        _run(engine, [[_request(1, seed, 4, **next_token) for seed in range(count)] for count in counts])
+    if write in BY_TOKEN:
+        by_token: dict[str, Any] = {**BY_TOKEN[write], "write": write}
+        _run(engine, [[_request(1, seed, 4, **by_token) for seed in range(count)] for count in counts])
     if not _capture(engine, max_batch):  # the backend captures a pass when it recurs
         _run(engine, [[_request(1, seed, canvas) for seed in range(count)] for count in counts])
         _run(engine, [[_request(max(1, min(prefill, engine.max_length - canvas)), 0, canvas)]])
@@ -162,9 +162,9 @@ def _request(prompt: int, seed: int, new: int, **settings: Any) -> Request:
     return Request(prompt=(0,) * prompt, max_new_tokens=new, diffusion=diffusion, seed=seed)
 
 
-def measured_bytes(engine: Engine, max_batch: int, by_token: bool = False, guide: Guide | None = None) -> int:
+def measured_bytes(engine: Engine, max_batch: int, write: WriteName = "canvas", guide: Guide | None = None) -> int:
     """Return the GPU memory that weights and workspace take, with the CUDA context. This warms up the engine."""
     torch.cuda.empty_cache()  # what remains from loading
     torch.cuda.reset_peak_memory_stats(engine.model.device)
-    warm_up(engine, max_batch, by_token, guide)
+    warm_up(engine, max_batch, write, guide)
     return torch.cuda.max_memory_reserved(engine.model.device) - engine.cache.nbytes + CONTEXT_BYTES

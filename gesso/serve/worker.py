@@ -314,7 +314,7 @@ def main() -> None:
     worker = Worker(model, send)
     sizes = choice.fixed_bytes, choice.budget_bytes
     vision = model.model.vision is not None
-    send(Ready(device, dtype, settings.quantize, *limits, choice.why, *sizes, model.decoding.summary, vision))
+    send(Ready(device, dtype, settings.quantize, *limits, choice.why, *sizes, model.writing.summary, vision))
     worker.run(inbox)
 
 

@@ -55,7 +55,8 @@ def takes_step(request: Denoising) -> bool:
     settings = request.process.settings
     fits = settings.stopping == "fixed" or (settings.stopping == "stable" and settings.stability <= MEMORY)
     ends = not settings.eos_settles or len(request.process.eos) <= EOS
-    return fits and ends and settings.sampler == "entropy-bound" and not settings.restricts_draws
+    denoises = settings.sampler == "entropy-bound" and not settings.by_token
+    return fits and ends and denoises and not settings.restricts_draws
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from gesso.eval.tune.search import (
     search,
     standing,
 )
-from gesso.settings import Diffusion
+from gesso.settings import Diffusion, WriteName
 
 SEARCH_SHARE = 0.4  # of the time, if it is limited; the rest is for the held-out items
 FEWEST = 6  # rows to split
@@ -98,7 +98,7 @@ def tune(
     tuning: Sequence[Item],
     held_out: Sequence[Item],
     *,
-    samplers: Sequence[str],
+    writes: Sequence[WriteName],
     scores: Sequence[str] = (),
     tolerance: float = 0.02,
     options: Mapping[str, Any],
@@ -117,7 +117,7 @@ def tune(
         raise InputError(f"{len(shared)} items are both for tuning and held out; remove them from one of the two")
     goal = _goal(judge, scores, tolerance, len(held_out))
     most = options.get("max_new_tokens") or g.defaults.max_new_tokens
-    settings = candidates(g.defaults.diffusion, samplers, min(most, g.config.canvas_length), seed)
+    settings = candidates(g.defaults.diffusion, writes, min(most, g.config.canvas_length), seed)
 
     def bench(items: Sequence[Item]) -> Bench:
         return Bench(g=g, judge=judge, items=items, settings=settings, options=options, seed=seed)

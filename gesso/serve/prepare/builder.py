@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+from gesso import renamed
 from gesso.chat.messages import check_tools, with_schema
 from gesso.chat.prompt import Prompt
 from gesso.constraints.tools import chosen
@@ -16,7 +17,7 @@ from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 from gesso.serve.prepare.images import ImageReader
 from gesso.serve.prepare.request import ConstraintSource, PreparedJob, PreparedRequest
 from gesso.serve.protocol import Submit, submit_payload
-from gesso.settings import BY_TOKEN, choose
+from gesso.settings import choose
 
 SEEDS = 2**64
 # The names under which an endpoint takes a prompt, and a limit on the answer. Errors use the one that the client chose.
@@ -153,7 +154,7 @@ class RequestBuilder(Builder[Common]):
         if n * len(prompts) > self.limits.choices:
             raise ApiError(400, f"n: at most {self.limits.choices} choices in one request", param="n")
         seed = secrets.randbits(32) if fields.seed is None else fields.seed
-        diffusion = self._diffusion_settings()
+        diffusion, renames = self._diffusion_settings()
         jobs: list[PreparedJob] = []
         given = [image for prompt in prompts for image in prompt.images]
         shapes, images = pack(given)
@@ -203,7 +204,7 @@ class RequestBuilder(Builder[Common]):
             continuous_usage=continuous_usage,
             logprobs=top_logprobs is not None,
             one_call=one_call,
-            warnings=warnings,
+            warnings=[*warnings, *renames],
             echo=echo,
             tools=tools,
             constraint=constraint,
@@ -213,22 +214,20 @@ class RequestBuilder(Builder[Common]):
             attached=attached,
         )
 
-    def _diffusion_settings(self) -> dict[str, Any]:
-        """Return the diffusion settings of the request, with its temperature translated."""
+    def _diffusion_settings(self) -> tuple[dict[str, Any], list[str]]:
+        """Return the diffusion settings of the request, its temperature translated, and warnings of former names."""
         fields = self.fields
         given = {name: value for name in DRAWS if (value := getattr(fields, name)) is not None}
         given |= fields.diffusion.model_dump(exclude_none=True, exclude={"pins", "drafts"})
-        defaults = self.frontend.defaults.diffusion
-        sampler = given.get("sampler") or choose(defaults, given.get("preset")).sampler
-        if sampler not in BY_TOKEN:  # which allow settle 0 only
-            given.setdefault("settle", self.frontend.settings.settle)
-        settings = choose(defaults, **given)
+        given, renames = renamed.translate(given)
+        settings = choose(self.frontend.defaults.diffusion, **given)
         if fields.temperature < 1:
             # Lower t_max and t_min would also lower the entropies that the process measures its confidence by. At half
             # the temperature it accepts so much so early that half of our small model's right answers become wrong.
             # Greedier draws are the effect that clients expect of a low temperature.
-            return given | {"greed": 1 - fields.temperature * (1 - settings.greed)}
-        return given | {"t_max": settings.t_max * fields.temperature, "t_min": settings.t_min * fields.temperature}
+            return given | {"greed": 1 - fields.temperature * (1 - settings.greed)}, renames
+        scaled = {"t_max": settings.t_max * fields.temperature, "t_min": settings.t_min * fields.temperature}
+        return given | scaled, renames
 
     def _checked_request(
         self,

@@ -32,7 +32,7 @@ _FREE = tl.constexpr(FREE)
 
 def advances(settings: Diffusion) -> bool:
     """Return whether these kernels implement the settings: the default sampler, and the default or no stopping rule."""
-    plain = settings.greed == 0 and settings.settle == 0 and not settings.eos_settles
+    plain = settings.greed == 0 and settings.settle == 0 and not settings.eos_settles and not settings.by_token
     return plain and settings.sampler == "entropy-bound" and settings.stopping in ("stable", "fixed")
 
 

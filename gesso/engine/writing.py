@@ -1,4 +1,4 @@
-"""Choose how a model writes on its device: token by token, or with canvases of some length.
+"""Choose how a model writes on its device if a request leaves it open: `Diffusion.write` and the canvas length.
 
 A GPU denoises a canvas of 256 tokens nearly as fast as it encodes one token. A CPU does not: a canvas reads all experts
 and multiplies by every row, while a token reads an eighth of the weights. Which of them is faster depends on the
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from gesso.backends.base import Backend, Piece
-from gesso.errors import InputError
-from gesso.settings import DECODES, DRAWING, SHORT, DecodeName, Diffusion, DiffusionOptions, PresetName, choose
+from gesso.settings import BY_TOKEN, DRAWING, SHORT, Diffusion, DiffusionOptions, PresetName, WriteName, choose
 
 LEAST_BYTES = 2 * 10**9  # weights of a model that is measured; a smaller one writes before a measurement would end
 # Steps that a canvas of this length is assumed to take. The model decides the real number, text by text. 16 is that of
@@ -26,27 +25,28 @@ PASSES = 3  # of which the fastest counts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """How requests are written that do not ask for anything that depends on it.
+class Writing:
+    """How requests are written that leave it open.
 
     `rates` are the expected tokens per second by the length of a canvas, 1 for token by token; empty if `why` has
     another reason.
     """
 
-    by_token: bool = False
+    write: WriteName = "canvas"
     canvas_length: int | None = None  # None: the checkpoint's
     rates: Mapping[int, float] = field(default_factory=dict)
     why: str = "the default"
 
     @property
     def summary(self) -> str:
+        if self.write in BY_TOKEN:
+            return f"{'token by token' if self.write == 'tokens' else 'verified drafts'} ({self.why})"
         length = "" if self.canvas_length is None else f" of {self.canvas_length}"
-        return f"{'token by token' if self.by_token else f'canvases{length}'} ({self.why})"
+        return f"canvases{length} ({self.why})"
 
     def settings(
         self,
         defaults: Diffusion,
-        decode: DecodeName | None,
         preset: PresetName | Diffusion | None,
         given: DiffusionOptions,
         *,
@@ -54,46 +54,42 @@ class Decoding:
     ) -> Diffusion:
         """Return the settings of a request.
 
-        If it gives a setting of canvases, it is written with canvases, unless `decode` rejects that. `needs_canvas`: it
-        has pins, a constraint or a draft to resume.
+        It leaves open how it is written if it gives neither `write` nor a preset other than "laptop". It is then
+        written with canvases if it gives another setting of canvases. `needs_canvas`: it has pins, a constraint or a
+        draft to resume.
         """
-        if decode is not None:
-            check_decode(decode)
-        if decode == "tokens":
-            if given.get("sampler", "autoregressive") != "autoregressive":
-                raise InputError('decode="tokens" has no sampler of canvases; leave out one of the two')
-            by_token: DiffusionOptions = {**given, "sampler": "autoregressive"}
-            return choose(defaults, preset, **by_token)
-        is_open = given.keys() <= DRAWING | {"settle"} and preset in (None, SHORT)
-        if decode == "canvas" or needs_canvas or not is_open:
+        if "write" in given or preset not in (None, SHORT):
             return choose(defaults, preset, **given)
-        if self.by_token:  # where every token is final at once, as `settle` asks for
+        canvas: DiffusionOptions = {**given, "write": "canvas"}
+        if needs_canvas or not given.keys() <= DRAWING | {"settle"}:
+            return choose(defaults, preset, **canvas)
+        if self.write in BY_TOKEN:  # where every token is final at once, as `settle` asks for
             draws: Any = {name: value for name, value in given.items() if name in DRAWING}
-            return choose(defaults, **draws, sampler="autoregressive")
+            return choose(defaults, write=self.write, **draws)
         if self.canvas_length is not None:
-            given = {"canvas_length": self.canvas_length, **given}
-        return choose(defaults, preset, **given)
+            canvas = {**canvas, "canvas_length": self.canvas_length}
+        return choose(defaults, preset, **canvas)
 
 
-def check_decode(decode: str) -> None:
-    if decode not in DECODES:
-        raise InputError(f"decode must be one of {', '.join(DECODES)}, got {decode!r}")
+def choose_writing(write: WriteName | None, defaults: Diffusion, backend: Backend, longest: int) -> Writing:
+    """Return how a model writes: as asked, or as the checkpoint's `defaults` say, or on a CPU what is faster.
 
-
-def choose_decoding(decode: DecodeName, backend: Backend, longest: int) -> Decoding:
-    """Return how a model writes. "auto" measures a large model on a CPU; canvases are at most `longest` tokens."""
-    if decode != "auto":
-        return Decoding(by_token=decode == "tokens", why="as requested")
+    Only a large model is measured. Canvases are at most `longest` tokens.
+    """
+    if write is not None:
+        return Writing(write=write, why="as requested")
+    if defaults.by_token:
+        return Writing(write=defaults.write, why="the checkpoint's default")
     model = backend.model
     if model.device.type != "cpu" or _weight_bytes(model) < LEAST_BYTES:
-        return Decoding()
+        return Writing()
     rates = measure(lambda tokens, causal: _pass_seconds(backend, tokens, causal), longest)
     best = max(rates, key=lambda length: rates[length])
     shown = ", ".join(
         f"{'token by token' if length == 1 else f'canvases of {length}'} {rate:.2g}" for length, rate in rates.items()
     )
-    return Decoding(
-        by_token=best == 1,
+    return Writing(
+        write="tokens" if best == 1 else "canvas",
         canvas_length=None if best == 1 else best,
         rates=rates,
         why=f"expected tokens/s: {shown}",

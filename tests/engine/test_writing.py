@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from gesso.engine.decoding import Decoding, choose_decoding, measure
 
 import gesso
 from gesso.engine import decoding
-from gesso.engine.decoding import Decoding, choose_decoding, measure
 from gesso.errors import InputError
 from gesso.settings import PRESETS, Diffusion
 
