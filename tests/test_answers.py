@@ -124,7 +124,7 @@ def test_a_call_that_begins_keeps_to_its_schema_with_tool_choice_auto(tiny, befo
 
 def test_free_calls_are_not_constrained_where_another_option_decides(tiny):
     assert tiny.chat_request(HELLO, tools=TOOLS).guide is not None
-    for options in ({"tool_choice": "none"}, {"decode": "tokens"}, {"sampler": "verified"}, {"pins": {0: 200}}):
+    for options in ({"tool_choice": "none"}, {"write": "tokens"}, {"write": "verified"}, {"pins": {0: 200}}):
         request = tiny.chat_request(HELLO, tools=TOOLS, **options)
         assert request.guide is None
         assert request.validate is None

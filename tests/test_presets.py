@@ -10,10 +10,16 @@ from gesso import CheckpointError, Diffusion, InputError
 from gesso.checkpoint.generation import GenerationDefaults, check_writable, write_diffusion
 from gesso.presets import read_preset, resolved, write_preset
 from gesso.serve.openai.text_fields import CompletionFields
-from gesso.settings import NEXT_TOKEN, PRESETS
+from gesso.settings import BY_TOKEN, PRESETS
 
 TUNED = Diffusion(steps=7, entropy_bound=0.3, t_max=0.6, eos_settles=True, greed=0.5)
-ALL = [*PRESETS.values(), TUNED, Diffusion(sampler="autoregressive", **NEXT_TOKEN), Diffusion(canvas_length=32)]
+ALL = [
+    *PRESETS.values(),
+    TUNED,
+    *(Diffusion(write=write, **fixed) for write, fixed in BY_TOKEN.items()),
+    Diffusion(canvas_length=32),
+    Diffusion(settle=0),
+]
 
 
 @pytest.mark.parametrize("diffusion", ALL)

@@ -149,7 +149,7 @@ def http_error(**diffusion) -> dict:
         (
             "preset",
             "best",
-            "diffusion setting preset must be one of quality, balanced, fast, laptop, verified, got 'best'",
+            "diffusion setting preset must be one of quality, balanced, fast, laptop, got 'best'",
         ),
     ],
 )

@@ -31,9 +31,9 @@ LIMITS = (1, 2, 4, 8, 16)
 # All settings that a way does not name are the checkpoint's.
 WAYS: Mapping[str, Mapping[str, Any]] = {
     CANVAS: {},
-    TOKENS: {"sampler": "autoregressive", "greed": 1.0},
-    f"{TOKENS}, sampled": {"sampler": "autoregressive"},
-    VERIFIED: {"preset": "verified"},
+    TOKENS: {"write": "tokens", "greed": 1.0},
+    f"{TOKENS}, sampled": {"write": "tokens"},
+    VERIFIED: {"write": "verified", "greed": 1.0},
     f"{CANVAS}, greedy": {"greed": 1.0},
     **{f"{CANVAS}, {limit} step{'s' * (limit > 1)}": {"steps": limit} for limit in LIMITS},
 }
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     subject = SUBJECTS[given.task]
     scored = subject.load()
     items = list(scored.items("test", given.count, given.seed))
-    g = gesso.load(given.model or subject.model, device=given.device, max_batch=given.batch, decode="canvas")
+    g = gesso.load(given.model or subject.model, device=given.device, max_batch=given.batch, write="canvas")
     try:
         for way in given.way or WAYS:
             measure(g, scored, items, given.out / given.task, way, given.seed)

@@ -98,7 +98,7 @@ def evaluations(out: Path, count: int, batch: int) -> Iterator[dict[str, Any]]:
     paths = {"base": None, "distilled": out / "distilled/model", "control": out / "control/model"}
     folder = out / "eval"
     folder.mkdir(exist_ok=True)
-    models = {name: gesso.load(path, max_batch=batch, decode="canvas") for name, path in paths.items()}
+    models = {name: gesso.load(path, max_batch=batch, write="canvas") for name, path in paths.items()}
     for label, settings in SETTINGS.items():
         for name, first in TASKS.items():
             for which, g in models.items():

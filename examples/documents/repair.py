@@ -1,7 +1,7 @@
 """Repair a Markdown or JSON file of up to 40 lines.
 
     python -m examples.documents.repair broken.md -m runs/documents/model
-    python -m examples.documents.repair broken.json -m runs/documents/model --sampler autoregressive --patch
+    python -m examples.documents.repair broken.json -m runs/documents/model --write tokens --patch
 
 Prints the repaired text, or with --patch the changes. The file itself is not changed.
 """
@@ -18,6 +18,7 @@ from examples.documents import patch
 from examples.documents.corpus import MOST_LINES
 from examples.documents.task import Documents, question
 from gesso.errors import GessoError, InputError
+from gesso.settings import WRITES
 
 KIND_OF = {".md": "markdown", ".markdown": "markdown", ".json": "json"}
 
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("-m", "--model", default="runs/documents/model")
-    parser.add_argument("--sampler", help="verified or autoregressive, for comparison; default: a canvas")
+    parser.add_argument("--write", choices=WRITES, default="canvas", help="how to write the patch, for comparison")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--patch", action="store_true", help="print the patch")
     asked = parser.parse_args(arguments)
@@ -57,8 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise InputError(
                 f"{asked.file}: at most {MOST_LINES} lines; the model was trained on excerpts of that length"
             )
-        options = {"sampler": asked.sampler} if asked.sampler else {}
-        found = repair(gesso.load(asked.model), kind, text, seed=asked.seed, **options)
+        found = repair(gesso.load(asked.model), kind, text, seed=asked.seed, write=asked.write)
     except (GessoError, OSError, UnicodeDecodeError) as error:
         sys.exit(str(error))
     print(found.patch if asked.patch else found.text)

@@ -25,8 +25,7 @@ from gesso.eval.estimate import Estimate, estimate
 from gesso.eval.evaluate import evaluate, fingerprint
 from gesso.eval.paired import Comparison, Run, compare, read_runs
 from gesso.eval.sudoku.puzzles import SEVENTEEN
-from gesso.eval.tune.candidates import writes_tokens
-from gesso.settings import SAMPLERS, STOPPINGS, choose
+from gesso.settings import BY_TOKEN, SAMPLERS, STOPPINGS, choose
 
 TOLERANCE = 0.02  # by which a score may fall if the passes fall beyond noise
 DEFAULT = "default"
@@ -52,7 +51,8 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     DEFAULT: {},
     **{name: {"sampler": name} for name in SAMPLERS},
     **{name: {"sampler": rule} for name, rule in rules.SAMPLERS.items()},
-    **{f"{name}, greedy": {"sampler": name, "greed": 1.0} for name in SAMPLERS if writes_tokens(name)},
+    **{write: {"write": write} for write in BY_TOKEN},
+    **{f"{write}, greedy": {"write": write, "greed": 1.0} for write in BY_TOKEN},
     **{f"stopping {name}": {"stopping": name} for name in STOPPINGS},
     **{f"stopping {name}": {"stopping": rule} for name, rule in rules.STOPPINGS.items()},
 }
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = {name: ROWS[name] for name in ROWS if not given.row or name in (DEFAULT, *given.row)}
     items = {one.name: stored_items(one, given.out, given.count, given.seed) for one in wanted}
     for model, columns in groupby([] if given.prepare else wanted, key=lambda one: one.model):
-        g = gesso.load(model, device=given.device, max_batch=given.batch, decode="canvas")
+        g = gesso.load(model, device=given.device, max_batch=given.batch, write="canvas")
         for column in columns:
             try:
                 for name, settings in rows.items():

@@ -87,6 +87,7 @@ EXTREMES = {
     "stability": [0, 3, 1000, -1, 1001, 2**63],
     "settle": [0, 3, 1000, 1001, 2**63],
     "preset": ["fast", "quality", "none such"],
+    "write": ["canvas", "tokens", "verified", "none such"],
     "sampler": ["ddim", "entropy-bound", "autoregressive", "none such"],
     "stopping": ["plateau", "fixed", "none such"],
     "eos_settles": [True, False, 1],

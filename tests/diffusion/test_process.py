@@ -19,7 +19,7 @@ from gesso.diffusion.samplers import (
 )
 from gesso.diffusion.schedule import alpha, temperature
 from gesso.diffusion.stopping import FixedSteps, StableAndConfident
-from gesso.settings import BY_TOKEN, PRESETS, SAMPLERS, STOPPINGS, Diffusion
+from gesso.settings import PRESETS, SAMPLERS, STOPPINGS, Diffusion
 
 CPU = torch.device("cpu")
 
@@ -217,7 +217,7 @@ def test_fixed_steps_never_stop_early():
 
 
 @pytest.mark.parametrize("stopping", STOPPINGS)
-@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name not in BY_TOKEN])
+@pytest.mark.parametrize("sampler", SAMPLERS)
 def test_every_sampler_and_stopping_rule_terminates(tiny, sampler, stopping):
     answer = tiny.generate("abc", max_new_tokens=12, steps=5, sampler=sampler, stopping=stopping, seed=0)
     assert 1 <= answer.usage.denoising_steps <= 5 * (1 + answer.usage.redrawn)

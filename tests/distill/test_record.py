@@ -111,7 +111,7 @@ def test_an_interrupted_recording_continues_with_the_same_runs(g, recording, tmp
 
 
 def test_text_without_canvases_of_several_steps_is_rejected(g, tmp_path):
-    for options in ({"sampler": "autoregressive"}, {"steps": 1}):
+    for options in ({"write": "tokens"}, {"steps": 1}):
         with pytest.raises(InputError, match="no canvases of several steps"):
             record(g, Words(), tmp_path, {}, options, batch=2)
 

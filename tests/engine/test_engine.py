@@ -12,7 +12,7 @@ from gesso.diffusion.samplers import EntropyBound
 from gesso.engine.engine import Engine
 from gesso.engine.events import Commit, Done, Draft
 from gesso.errors import InputError
-from gesso.settings import BY_TOKEN, SAMPLERS
+from gesso.settings import SAMPLERS
 from tests.engine_requests import PROMPT, SMALL, finish, other_requests, request, result
 from tests.tiny import make
 
@@ -140,7 +140,7 @@ def test_a_draft_of_a_different_request_is_rejected(engine, changes, words):
 # --- pins ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name not in BY_TOKEN])
+@pytest.mark.parametrize("sampler", SAMPLERS)
 def test_pins_hold_in_every_draft_and_in_the_result(engine, sampler):
     pins = {0: 150, 3: 151, 15: 152, 16: 153, 39: 154}
     settings = replace(SMALL, sampler=sampler)

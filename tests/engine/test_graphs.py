@@ -143,7 +143,7 @@ def test_a_divided_pass_has_each_part_of_a_request_once(pair):
     """Texts, canvases and tokens that are written one by one begin together, and their pass has a new shape."""
 
     def requests(g, length):
-        ways = ({"canvas_length": 8, "steps": 3}, {"sampler": "verified"}, {"sampler": "autoregressive"})
+        ways = ({"canvas_length": 8, "steps": 3}, {"write": "verified"}, {"write": "tokens"})
         prompt = [100 + i % 200 for i in range(length)]
         return [g.request(prompt, seed=seed, max_new_tokens=4, **way) for seed, way in enumerate(ways)]
 

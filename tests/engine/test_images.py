@@ -26,7 +26,7 @@ from gesso.images.tokens import image_tokens
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.model.vision import Vision
-from gesso.settings import NEXT_TOKEN, ONE_STEP, Diffusion
+from gesso.settings import BY_TOKEN, Diffusion, choose
 from tests.backends.passes import CapturesPlainly
 from tests.tiny import CONFIG, IMAGES, VOCABULARY, randomise
 
@@ -179,17 +179,17 @@ def test_a_run_with_images_can_be_resumed_from_any_of_its_drafts(model, alone):
             assert alone(replace(QUESTION, resume=draft)) == expected
 
 
-@pytest.mark.parametrize("sampler", ["autoregressive", "verified"])
-def test_token_by_token_decoding_with_images_is_the_same_in_any_batch(model, alone, sampler):
-    one_by_one = Diffusion(sampler="autoregressive", t_max=2.0, **NEXT_TOKEN)
-    drafted = Diffusion(sampler="verified", t_max=2.0, canvas_length=4, **ONE_STEP)
-    settings = drafted if sampler == "verified" else one_by_one
+@pytest.mark.parametrize("write", BY_TOKEN)
+def test_token_by_token_decoding_with_images_is_the_same_in_any_batch(model, alone, write):
+    one_by_one = choose(Diffusion(), write="tokens", t_max=2.0)
+    drafted = choose(Diffusion(), write="verified", t_max=2.0, canvas_length=4)
+    settings = drafted if write == "verified" else one_by_one
     wanted = [replace(each, diffusion=settings, max_new_tokens=10) for each in (QUESTION, asking(10, CAT, 1, seed=3))]
     expected = [alone(each) for each in wanted]
     engine = new(model)
     assert texts(engine, *wanted, *OTHERS)[:2] == expected
     assert texts(engine, *wanted) == expected, "with a warm cache"
-    if sampler == "verified":
+    if write == "verified":
         assert [alone(replace(each, diffusion=one_by_one)) for each in wanted] == expected
 
 
@@ -343,7 +343,7 @@ def test_a_canvas_may_follow_an_image_directly(model: DiffusionGemma) -> None:
         (replace(asking(3, CAT, 1), images=()), "give the request its images"),
         (replace(asking(3, CAT, 1), prompt=(2, *soft(CAT)[:-1], 3)), "11 soft tokens at token 1, not all 12"),
         (replace(asking(3, CAT, 1), prompt=(2, *soft(CAT)[1:], 3)), "11 soft tokens at token 1, not all 12"),
-        (asking(3, CAT, diffusion=Diffusion(sampler="autoregressive", **NEXT_TOKEN)), "ends with an image"),
+        (asking(3, CAT, diffusion=Diffusion(write="tokens", **BY_TOKEN["tokens"])), "ends with an image"),
         (replace(asking(3, CAT, 1), prompt=(2, VOCABULARY, *soft(CAT), 3)), "outside the vocabulary"),
         (asking(3, replace(CAT, patches=CAT.patches[:, :12]), 1), "patches must be \\[108, 48\\]"),
         (asking(3, replace(CAT, rows=12, columns=9, tokens=11), 1), "11 tokens; .* 9 patches are a token"),

@@ -55,7 +55,7 @@ def test_a_stored_prompt_gives_the_same_text(
     assert (first.usage.cached_tokens, second.usage.cached_tokens) == (0, 512)
     assert first.tokens == second.tokens == expected.tokens
     assert len(files(tmp_path / "cache")) == 2
-    by_token = {"sampler": "autoregressive", "steps": 1, "max_new_tokens": 6, "seed": 4}
+    by_token = {"write": "tokens", "steps": 1, "max_new_tokens": 6, "seed": 4}
     plain = load(tiny_directory, None).generate(PROMPT, **by_token)  # type: ignore[arg-type]
     again = write(**by_token)
     assert again.tokens == plain.tokens and again.usage.cached_tokens == 512

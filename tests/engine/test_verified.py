@@ -1,4 +1,4 @@
-"""Verified decoding writes the text of autoregressive sampling in fewer passes."""
+"""Verified decoding writes the text of `write="tokens"` in fewer passes."""
 
 import json
 
@@ -28,18 +28,18 @@ def texts(engine: Engine, requests) -> list[tuple[int, ...]]:
     return [found[i] for i in ids]
 
 
-def requests(g, sampler: str, **options):
+def requests(g, write: str, **options):
     return [
-        g.request(long_prompt(length), sampler=sampler, max_new_tokens=14, seed=seed, **options)
+        g.request(long_prompt(length), write=write, max_new_tokens=14, seed=seed, **options)
         for seed, length in enumerate(PROMPTS)
     ]
 
 
 @pytest.mark.parametrize("make", [None, CapturesPlainly], ids=["plain", "captured"])
 @pytest.mark.parametrize("draws", DRAWS, ids=str)
-def test_verified_text_is_the_autoregressive_text_of_the_same_seed(tiny, draws, make):
+def test_verified_text_is_the_token_by_token_text_of_the_same_seed(tiny, draws, make):
     engine = Engine(tiny.model, tiny.decode, max_batch=3, piece=32, backend=make and make(tiny.model))
-    expected = [result.tokens for result in texts(engine, requests(tiny, "autoregressive", **draws))]
+    expected = [result.tokens for result in texts(engine, requests(tiny, "tokens", **draws))]
     for length in (2, 8) if make is None else (8,):
         found = texts(engine, requests(tiny, "verified", canvas_length=length, **draws))
         assert [result.tokens for result in found] == expected
@@ -48,7 +48,7 @@ def test_verified_text_is_the_autoregressive_text_of_the_same_seed(tiny, draws, 
 def test_right_drafts_save_passes():
     mini = gesso.load()
     options = {"max_new_tokens": 24, "seed": 1, "greed": 1.0}
-    slow, fast = (mini.generate("def fib(n):\n", sampler=name, **options) for name in ("autoregressive", "verified"))
+    slow, fast = (mini.generate("def fib(n):\n", write=name, **options) for name in ("tokens", "verified"))
     assert fast.tokens == slow.tokens
     assert fast.usage.denoising_steps < slow.usage.denoising_steps == 24
 
@@ -64,7 +64,7 @@ def test_a_prompt_that_ends_where_rings_are_saved_can_be_reused(tiny):
     """The draft is in the row when its rings are saved. The window of the tiny model is shorter than the prompt."""
     engine = Engine(tiny.model, tiny.decode, piece=32)
     prompt = long_prompt(129)
-    first, again = (texts(engine, [tiny.request(prompt, sampler="verified", max_new_tokens=20, seed=3)])[0]
+    first, again = (texts(engine, [tiny.request(prompt, write="verified", max_new_tokens=20, seed=3)])[0]
                     for _ in range(2))  # fmt: skip
     assert again.usage.cached_tokens == 128 and again.tokens == first.tokens
 
@@ -72,8 +72,8 @@ def test_a_prompt_that_ends_where_rings_are_saved_can_be_reused(tiny):
 def test_log_probabilities_are_those_of_the_decided_tokens(tiny):
     options = {"max_new_tokens": 12, "seed": 2, "top_logprobs": 2, "t_max": 2.0}
     found = []
-    for sampler in ("autoregressive", "verified"):
-        events = list(tiny.stream("def f", sampler=sampler, **options))
+    for write in ("tokens", "verified"):
+        events = list(tiny.stream("def f", write=write, **options))
         found.append([likely for event in events if event.kind == "commit" for likely in event.likely])
     one_by_one, verified = found
     assert [each.token for each in verified] == pytest.approx([each.token for each in one_by_one], abs=1e-5)
@@ -84,12 +84,12 @@ def test_settings_that_verified_decoding_cannot_keep_are_rejected(tiny, main, ti
     for options, reason in (
         ({"pins": {0: 5}}, "verified does not support pins"),
         ({"regex": "a+"}, "verified does not support a constraint"),
-        ({"steps": 4}, "steps must be 1 with sampler verified"),
-        ({"canvas_length": 65}, "canvas_length must be 2 to 64 with sampler verified"),
+        ({"steps": 4}, "steps must be 1 with write=verified"),
+        ({"canvas_length": 65}, "canvas_length must be 2 to 64 with write=verified"),
     ):
         with pytest.raises(InputError, match=reason):
-            tiny.generate("a", sampler="verified", **options)
-    asked = "-m", str(tiny_directory), "--sampler", "verified", "--max-new-tokens", "3", "--seed", "1", "--json"
+            tiny.generate("a", write="verified", **options)
+    asked = "-m", str(tiny_directory), "--write", "verified", "--max-new-tokens", "3", "--seed", "1", "--json"
     assert json.loads(main("generate", "hi", *asked).out)["usage"]["completion_tokens"] == 3
 
 

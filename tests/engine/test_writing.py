@@ -1,4 +1,4 @@
-"""How a model writes: token by token or with canvases, by measurement, and what a request requires."""
+"""How a model writes: with canvases or by token, by measurement, and what a request requires."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,21 +6,25 @@ from typing import Any
 
 import pytest
 import torch
-from gesso.engine.decoding import Decoding, choose_decoding, measure
 
 import gesso
-from gesso.engine import decoding
+from gesso.checkpoint.generation import write_diffusion
+from gesso.engine import writing
+from gesso.engine.writing import Writing, choose_writing, measure
 from gesso.errors import InputError
-from gesso.settings import PRESETS, Diffusion
+from gesso.settings import BY_TOKEN, PRESETS, Diffusion, WriteName, choose
+from tests.tiny import make
 
-BY_TOKEN = Decoding(by_token=True)
-SHORT = Decoding(canvas_length=64, rates={1: 1.0, 64: 2.0})
+TOKENS, VERIFIED = (choose(Diffusion(), write=write) for write in BY_TOKEN)
+SHORT = Writing(canvas_length=64, rates={1: 1.0, 64: 2.0})
 
 
-def settings(
-    how: Decoding, decode: Any = None, preset: Any = None, needs_canvas: bool = False, **given: Any
-) -> Diffusion:
-    return how.settings(Diffusion(), decode, preset, given, needs_canvas=needs_canvas)  # type: ignore[arg-type]
+def settings(how: Writing, preset: Any = None, needs_canvas: bool = False, **given: Any) -> Diffusion:
+    return how.settings(Diffusion(), preset, given, needs_canvas=needs_canvas)  # type: ignore[arg-type]
+
+
+def chosen(g: gesso.Gesso, write: WriteName | None = None, default: Diffusion = Diffusion()) -> Writing:  # noqa: B008
+    return choose_writing(write, default, g.engine.runner.backend, 256)
 
 
 def test_the_faster_way_to_write_is_chosen() -> None:
@@ -42,34 +46,46 @@ def test_canvases_longer_than_the_models_are_not_considered() -> None:
 def test_small_models_are_not_measured_and_keep_their_canvases(
     tiny: gesso.Gesso, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoding, "measure", lambda *_: pytest.fail("measured"))
-    assert tiny.decoding == Decoding()
-    assert choose_decoding("auto", tiny.engine.runner.backend, 256) == Decoding()
-    assert choose_decoding("tokens", tiny.engine.runner.backend, 256).by_token
+    monkeypatch.setattr(writing, "measure", lambda *_: pytest.fail("measured"))
+    assert tiny.writing == chosen(tiny) == Writing()
+
+
+def test_load_and_then_the_checkpoint_decide_before_any_measurement(
+    tiny: gesso.Gesso, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "LEAST_BYTES", 1)
+    monkeypatch.setattr(writing, "measure", lambda *_: pytest.fail("measured"))
+    assert chosen(tiny, default=VERIFIED).write == "verified"
+    for write in ("canvas", "tokens", "verified"):
+        assert chosen(tiny, write, default=VERIFIED).write == write
 
 
 def test_a_large_model_on_a_cpu_is_measured(tiny: gesso.Gesso, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "LEAST_BYTES", 1)
-    found = choose_decoding("auto", tiny.engine.runner.backend, 256)
+    monkeypatch.setattr(writing, "LEAST_BYTES", 1)
+    found = chosen(tiny)
     assert 1 in found.rates and all(rate > 0 for rate in found.rates.values())
     best = max(found.rates, key=lambda length: found.rates[length])
-    assert (found.by_token, found.canvas_length) == ((True, None) if best == 1 else (False, best))
+    assert (found.write, found.canvas_length) == (("tokens", None) if best == 1 else ("canvas", best))
     assert "tokens/s" in found.summary
 
 
-def test_open_requests_are_written_as_the_model_was_loaded_to() -> None:
-    assert settings(BY_TOKEN).autoregressive
-    assert settings(BY_TOKEN, preset="laptop").autoregressive
-    drawn = settings(BY_TOKEN, greed=0.5, top_k=3, t_max=0.9, settle=1)
-    assert drawn.autoregressive and (drawn.greed, drawn.top_k, drawn.t_max) == (0.5, 3, 0.9)
+@pytest.mark.parametrize("write", BY_TOKEN)
+def test_open_requests_are_written_as_the_model_was_loaded_to(write: WriteName) -> None:
+    how = Writing(write=write)
+    assert settings(how) == settings(how, preset="laptop") == choose(Diffusion(), write=write)
+    drawn = settings(how, greed=0.5, top_k=3, t_max=0.9, settle=1)
+    assert (drawn.write, drawn.greed, drawn.top_k, drawn.t_max) == (write, 0.5, 3, 0.9)
+
+
+def test_open_requests_have_the_canvases_that_were_measured() -> None:
     assert settings(SHORT).canvas_length == settings(SHORT, preset="laptop").canvas_length == 64
-    assert settings(Decoding()) == Diffusion() and settings(Decoding(), preset="laptop") == PRESETS["laptop"]
+    assert settings(Writing()) == Diffusion() and settings(Writing(), preset="laptop") == PRESETS["laptop"]
 
 
-@pytest.mark.parametrize("how", [BY_TOKEN, SHORT])
-def test_what_only_canvases_can_do_is_done_with_whole_canvases(how: Decoding) -> None:
+@pytest.mark.parametrize("how", [*(Writing(write=write) for write in BY_TOKEN), SHORT])
+def test_what_only_canvases_can_do_is_done_with_whole_canvases(how: Writing) -> None:
     assert settings(how, needs_canvas=True) == Diffusion()
-    assert settings(how, "canvas") == Diffusion()
+    assert settings(how, write="canvas") == Diffusion()
     assert settings(how, preset="quality") == PRESETS["quality"]
     assert settings(how, preset=Diffusion(steps=9)) == Diffusion(steps=9)
     for given in ({"steps": 9}, {"canvas_length": 32}, {"entropy_bound": 0.3}, {"stopping": "fixed"}):
@@ -77,33 +93,56 @@ def test_what_only_canvases_can_do_is_done_with_whole_canvases(how: Decoding) ->
 
 
 def test_an_explicit_choice_wins_and_contradictions_are_rejected() -> None:
-    assert settings(Decoding(), "tokens").autoregressive
-    assert settings(BY_TOKEN, sampler="autoregressive").autoregressive
-    for given in ({"sampler": "entropy-bound"}, {"steps": 9}):
-        with pytest.raises(InputError, match="one of the two|must be 1"):
-            settings(BY_TOKEN, "tokens", **given)
-    with pytest.raises(InputError, match="decode must be one of auto, canvas, tokens"):
-        settings(BY_TOKEN, "letters")
+    assert settings(Writing(), write="tokens") == settings(Writing(write="verified"), write="tokens") == TOKENS
+    assert settings(Writing(), preset=VERIFIED) == VERIFIED
+    for given in ({"sampler": lambda *_: None}, {"steps": 9}, {"settle": 1}, {"stopping": "stable"}):
+        with pytest.raises(InputError, match="must be .* with write=tokens"):
+            settings(Writing(), write="tokens", **given)
+    with pytest.raises(InputError, match="write must be one of canvas, tokens, verified"):
+        settings(Writing(), write="letters")
+
+
+def test_another_way_of_writing_replaces_the_settings_that_are_for_canvases_only() -> None:
+    quality = PRESETS["quality"]
+    assert choose(quality, write="tokens") == Diffusion(write="tokens", **BY_TOKEN["tokens"], entropy_bound=0.05,
+                                                        stability=2, confidence=0.002)  # fmt: skip
+    assert choose(VERIFIED, write="canvas") == Diffusion()
+    assert choose(VERIFIED, write="tokens") == TOKENS
+    assert choose(VERIFIED, canvas_length=8).verified
 
 
 def test_requests_of_a_model_that_writes_token_by_token(tiny_directory: Path) -> None:
-    g = gesso.load(tiny_directory, device="cpu", decode="tokens", max_batch=1)
+    g = gesso.load(tiny_directory, device="cpu", write="tokens", max_batch=1)
     prompt = g.tokenizer.encode("def f(")
-    plain = g.request(prompt, seed=1)
-    assert plain.diffusion.autoregressive
+    assert g.writing == Writing(write="tokens", why="as requested")
+    assert g.request(prompt, seed=1).diffusion.token_by_token
     assert g.generate(prompt, seed=1, max_new_tokens=5).usage.canvases == 5
-    assert not g.request(prompt, seed=1, pins={3: 7}).diffusion.autoregressive
-    assert not g.request(prompt, seed=1, regex="[a-z]+").diffusion.autoregressive
+    assert not g.request(prompt, seed=1, pins={3: 7}).diffusion.by_token
+    assert not g.request(prompt, seed=1, regex="[a-z]+").diffusion.by_token
+    assert g.request(prompt, seed=1, regex="[a-z]+", write="tokens").diffusion.token_by_token
     filled = g.infill("def f(", "):", max_new_tokens=4, steps=2, seed=1)
     assert filled.usage.denoising_steps > filled.usage.canvases, "canvases of several steps"
-    with pytest.raises(InputError, match="decode must be"):
-        gesso.load(tiny_directory, decode="letters")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="write must be"):
+        gesso.load(tiny_directory, write="letters")  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_that_writes_verified_text_still_takes_constraints_and_pins(tmp_path: Path) -> None:
+    directory = make(tmp_path / "model")
+    write_diffusion(directory, VERIFIED)
+    g = gesso.load(directory, device="cpu", max_batch=1)
+    assert g.writing.write == "verified" and g.request("abc").diffusion == VERIFIED
+    assert g.request("abc", regex="[a-z]+").diffusion == g.request("abc", pins={0: 200}).diffusion == Diffusion()
+    texts = {g.generate("abc", seed=1, max_new_tokens=6, write=write).tokens for write in ("tokens", "verified")}
+    assert texts == {g.generate("abc", seed=1, max_new_tokens=6).tokens}
+    filled = g.infill("def f(", "):", max_new_tokens=4, seed=1, method="prompt")
+    assert filled.usage.denoising_steps == filled.usage.canvases, "a hole is written as the checkpoint says"
+    assert g.infill("def f(", "):", max_new_tokens=4, seed=1, method="prompt", write="canvas").usage.canvases == 1
 
 
 def test_the_measurement_leaves_the_engine_as_it_was(tiny_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = gesso.load(tiny_directory, device="cpu").generate("def", steps=3, max_new_tokens=6, seed=2).tokens
-    monkeypatch.setattr(decoding, "LEAST_BYTES", 1)
+    monkeypatch.setattr(writing, "LEAST_BYTES", 1)
     g = gesso.load(tiny_directory, device="cpu")
-    assert g.decoding.rates and not g.engine.cache.lengths
+    assert g.writing.rates and not g.engine.cache.lengths
     assert g.generate("def", steps=3, max_new_tokens=6, seed=2).tokens == expected
     assert torch.get_num_threads() == 1

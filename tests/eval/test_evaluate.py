@@ -98,9 +98,9 @@ def test_a_failed_item_scores_zero_and_is_reported(tiny, puzzles):
     ("options", "words"),
     [
         ({"steps": 1}, "at most 1 step per canvas"),
-        ({"sampler": "autoregressive"}, "token by token"),
-        ({"sampler": "verified"}, "token by token with verified drafts of 16 tokens"),
-        ({"preset": "verified", "canvas_length": 8}, "token by token with verified drafts of 8 tokens"),
+        ({"write": "tokens"}, "token by token"),
+        ({"write": "verified"}, "token by token with verified drafts of 16 tokens"),
+        ({"write": "verified", "canvas_length": 8}, "token by token with verified drafts of 8 tokens"),
     ],
 )
 def test_summary_names_the_way_of_writing(tiny, puzzles, options, words):

@@ -86,7 +86,12 @@ def test_padding_and_other_texts_of_a_captured_pass_change_no_bits(stored):
 @pytest.mark.parametrize("stored", [None, "fp8", "int4"], ids=str)
 def test_packed_passes_of_a_server_change_no_text_and_capture_nothing_later(stored):
     model, canvas = packed_model(stored), 64
-    numbers = ({}, {"steps": 3, "t_max": 0.5, "t_min": 0.1}, {"settle": 1, "confidence": 9.0}, {"stopping": "fixed"})
+    numbers = (
+        {"settle": 0},
+        {"steps": 3, "t_max": 0.5, "t_min": 0.1},
+        {"settle": 1, "confidence": 9.0},
+        {"stopping": "fixed"},
+    )
     wanted = [
         Request(
             prompt=tuple(range(5, 5 + length)),

@@ -121,11 +121,15 @@ def test_tool_calls(mini):
     assert_fits_schema(call.arguments)
 
 
-@pytest.mark.parametrize("sampler", ["entropy-bound", "autoregressive", *rules.SAMPLERS])
+@pytest.mark.parametrize("sampler", ["entropy-bound", *rules.SAMPLERS])
 def test_every_sampler_satisfies_a_constraint(mini, sampler):
-    options = {"seed": 1, "max_new_tokens": 24} if sampler == "autoregressive" else BRIEF
     sampler = rules.SAMPLERS.get(sampler, sampler)
-    assert re.fullmatch("[a-c]{5,20}", mini.generate("x", regex="[a-c]{5,20}", sampler=sampler, **options).text)
+    assert re.fullmatch("[a-c]{5,20}", mini.generate("x", regex="[a-c]{5,20}", sampler=sampler, **BRIEF).text)
+
+
+def test_writing_token_by_token_satisfies_a_constraint(mini):
+    options = {"seed": 1, "max_new_tokens": 24, "write": "tokens"}
+    assert re.fullmatch("[a-c]{5,20}", mini.generate("x", regex="[a-c]{5,20}", **options).text)
 
 
 # --- infill and edit ------------------------------------------------------------------------------------------------
@@ -193,8 +197,8 @@ def test_every_sampler_and_every_stopping_rule(mini, sampler, stopping):
     assert mini.run(others)[1].tokens == found.tokens
 
 
-def test_autoregressive(mini):
-    found = same(lambda: mini.generate(PROMPT, sampler="autoregressive", seed=1, max_new_tokens=16))
+def test_token_by_token(mini):
+    found = same(lambda: mini.generate(PROMPT, write="tokens", seed=1, max_new_tokens=16))
     assert found.usage.canvases == found.usage.denoising_steps >= found.usage.completion_tokens > 0
 
 

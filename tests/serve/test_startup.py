@@ -15,7 +15,7 @@ from gesso.serve import startup, worker
 from gesso.serve.metrics import Metrics
 from gesso.serve.protocol import Heartbeat, Loading
 from gesso.serve.settings import EngineSettings
-from gesso.settings import NEXT_TOKEN, Diffusion
+from gesso.settings import BY_TOKEN, Diffusion
 from tests.backends.passes import CapturesPlainly
 from tests.engine_requests import finish, other_requests, request, result
 from tests.tiny import make
@@ -103,11 +103,11 @@ def test_work_without_a_captured_pass_of_its_size_is_served_by_a_larger_one(engi
 
 
 def test_a_server_that_writes_token_by_token_captures_these_passes_at_the_start(engine):
-    startup.warm_up(engine, 2, by_token=True)
+    startup.warm_up(engine, 2, write="tokens")
     backend = engine.runner.backend
     before, shapes = backend.counts.captures, {len(shape.pieces) for shape in backend.graphs.made}
     assert shapes == {1, 2}
-    diffusion = Diffusion(**{**NEXT_TOKEN, "sampler": "autoregressive"})
+    diffusion = Diffusion(write="tokens", **BY_TOKEN["tokens"])
     finish(engine, *(engine.submit(request(seed=seed, diffusion=diffusion, max_new_tokens=5)) for seed in range(2)))
     assert backend.counts.captures == before
 

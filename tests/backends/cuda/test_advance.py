@@ -15,7 +15,7 @@ from gesso.backends.cuda.noise import KernelSource
 from gesso.diffusion.canvas import FREE, Process
 from gesso.diffusion.prediction import Prediction
 from gesso.model.transformer import DiffusionGemma
-from gesso.settings import Diffusion
+from gesso.settings import Diffusion, choose
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 V, H = 50, 16
@@ -84,7 +84,7 @@ def prediction(step, count, length, still):
     ids=str,
 )
 def test_step_kernels_match_the_plain_step(options, converges, count, length, monkeypatch):
-    settings = Diffusion(**options)
+    settings = Diffusion(**{"settle": 0, **options})
     fused, plain = (canvases(settings, count, length, monkeypatch, fused) for fused in (True, False))
     model = Ends(torch.randn(V, H, device=DEVICE))
     accepted, seen = set(), False
@@ -107,7 +107,7 @@ def test_step_kernels_match_the_plain_step(options, converges, count, length, mo
 
 def test_fully_pinned_canvas_has_converged(monkeypatch):
     for fused in (True, False):
-        made = canvases(Diffusion(stopping="fixed"), 2, 20, monkeypatch, fused)
+        made = canvases(Diffusion(stopping="fixed", settle=0), 2, 20, monkeypatch, fused)
         made.canvas.pin_C[1] = 4
         made.prepare(torch.zeros(40, device=DEVICE), torch.zeros(40, 2, dtype=torch.int32, device=DEVICE))
         after = made.step(prediction(0, 2, 20, still=False), Ends(torch.randn(V, H, device=DEVICE)))
@@ -117,7 +117,7 @@ def test_fully_pinned_canvas_has_converged(monkeypatch):
 def test_position_without_a_number_as_entropy_is_not_accepted(monkeypatch):
     found = []
     for fused in (True, False):
-        made = canvases(Diffusion(), 1, 20, monkeypatch, fused)
+        made = canvases(Diffusion(settle=0), 1, 20, monkeypatch, fused)
         given = prediction(0, 1, 20, still=False)
         given.entropy_C[7] = torch.nan
         made.prepare(torch.zeros(20, device=DEVICE), torch.zeros(20, 2, dtype=torch.int32, device=DEVICE))
@@ -128,8 +128,17 @@ def test_position_without_a_number_as_entropy_is_not_accepted(monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [{"greed": 0.5}, {"settle": 1}, {"eos_settles": True}, {"sampler": rules.Credit()}, {"stopping": rules.Plateau()}],
+    [
+        {"greed": 0.5},
+        {"settle": 1},
+        {"eos_settles": True},
+        {"sampler": rules.Credit()},
+        {"stopping": rules.Plateau()},
+        {"write": "tokens"},
+        {"write": "verified"},
+    ],
     ids=str,
 )
 def test_other_settings_take_the_plain_step(options):
-    assert advance.advances(Diffusion()) and not advance.advances(Diffusion(**options))
+    plain = Diffusion(settle=0)
+    assert advance.advances(plain) and not advance.advances(choose(plain, **options))

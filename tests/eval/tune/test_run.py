@@ -16,7 +16,7 @@ from gesso.eval.tune.candidates import DRAWN, candidates, changes
 from gesso.eval.tune.measure import Bench, ByModel, ByTask
 from gesso.eval.tune.search import DEFAULT, Goal, Measured, Search, Table
 from gesso.presets import read_preset
-from gesso.settings import SAMPLERS, STOPPINGS
+from gesso.settings import STOPPINGS, WRITES
 from tests.tiny import make
 
 SHORT = {"max_new_tokens": 8}
@@ -25,21 +25,21 @@ SHORT = {"max_new_tokens": 8}
 # --- candidates and items ---------------------------------------------------------------------------------------------
 
 
-def test_candidates_are_a_fixed_set_with_every_sampler_and_stopping_rule():
+def test_candidates_are_a_fixed_set_with_every_way_of_writing_and_stopping_rule():
     default = Diffusion(steps=24, entropy_bound=0.03, t_max=1.0, t_min=0.1)
-    found = candidates(default, SAMPLERS, 64, seed=0)
-    assert found == candidates(default, SAMPLERS, 64, seed=0) != candidates(default, SAMPLERS, 64, seed=1)
-    assert found[DEFAULT] == default and len(set(found)) == len(found) >= DRAWN + len(SAMPLERS)
-    assert {one.sampler for one in found} == set(SAMPLERS)
-    assert {one.stopping for one in found} == set(STOPPINGS)  # "fixed" is that of autoregressive decoding
+    found = candidates(default, WRITES, 64, seed=0)
+    assert found == candidates(default, WRITES, 64, seed=0) != candidates(default, WRITES, 64, seed=1)
+    assert found[DEFAULT] == default and len(set(found)) == len(found) >= DRAWN + len(WRITES)
+    assert {one.write for one in found} == set(WRITES)
+    assert {one.stopping for one in found} == set(STOPPINGS)  # "fixed" is that of writing by token
     for name in ("steps", "entropy_bound", "confidence", "t_max", "stability", "eos_settles", "greed", "canvas_length"):
         assert len({getattr(one, name) for one in found}) > 1, name
     only = candidates(default, ["verified"], 64, seed=0)
-    assert {one.sampler for one in only[1:]} == {"verified"}
-    tokens = candidates(default, ["autoregressive"], 64, seed=0)
-    assert len(tokens) > 5 and {one.sampler for one in tokens[1:]} == {"autoregressive"}
-    assert changes(tokens[2], default) == "greed 1, sampler autoregressive"
-    assert candidates(tokens[1], ["entropy-bound"], 64, seed=0)[1].steps > 1  # a default without steps
+    assert {one.write for one in only[1:]} == {"verified"}
+    tokens = candidates(default, ["tokens"], 64, seed=0)
+    assert len(tokens) > 5 and {one.write for one in tokens[1:]} == {"tokens"}
+    assert changes(tokens[2], default) == "write tokens, greed 1"
+    assert candidates(tokens[1], ["canvas"], 64, seed=0)[1].steps > 1  # a default without steps
     assert changes(default, default) == "default"
     assert changes(replace(default, steps=3, greed=1.0), default) == "steps 3, greed 1"
 
@@ -66,7 +66,7 @@ def test_held_out_rows_are_disjoint_from_tuning_rows():
 def test_items_on_both_sides_are_rejected(tiny):
     items = rows(9)
     with pytest.raises(InputError, match="both for tuning and held out"):
-        run.tune(tiny, "x", ByModel(), items[:5], items[4:], samplers=["verified"], options=SHORT)
+        run.tune(tiny, "x", ByModel(), items[:5], items[4:], writes=["verified"], options=SHORT)
 
 
 # --- verdict ----------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_another_score_that_falls_beyond_noise_is_a_veto():
 
 
 def small(tiny, judge, tuning, held_out, **options) -> run.Tuning:
-    few = {"samplers": ["entropy-bound", "autoregressive"], "options": SHORT, "seed": 1}
+    few = {"writes": ["canvas", "tokens"], "options": SHORT, "seed": 1}
     return run.tune(tiny, "small", judge, tuning, held_out, **few | options)
 
 
@@ -185,7 +185,7 @@ def test_tune_ends_to_end_on_the_bundled_model(main, tmp_path, monkeypatch):
     prompts, out, plot = (tmp_path / name for name in ("my.jsonl", "tuned.json", "tuned.svg"))
     words = ("one", "two", "red", "blue", "hot", "cold", "up", "down")
     prompts.write_text("".join(json.dumps({"prompt": f"{word} =", "answer": "x"}) + "\n" for word in words))
-    done = main("tune", str(prompts), "--sampler", "autoregressive", "--max-new-tokens", "3", "--batch", "4",
+    done = main("tune", str(prompts), "--way", "tokens", "--max-new-tokens", "3", "--batch", "4",
                 "--out", str(out), "--plot", str(plot))  # fmt: skip
     assert done.code == 0, done.err
     assert "my.jsonl: 3 settings" in done.out and "round 1: 3 settings" in done.err
@@ -225,7 +225,7 @@ def test_write_changes_a_local_checkpoint_only_if_the_choice_is_confirmed(main, 
         (["{rows}", "--task", "sudoku"], "either a file of prompts or --task"),
         (["--task", "decide"], "--task must be one of"),
         (["--task", "structured", "--clues", "30"], "--clues applies to --task sudoku"),
-        (["{rows}", "--sampler", "best"], "--sampler must be one of"),
+        (["{rows}", "--way", "best"], "--way must be one of"),
         (["{rows}", "--score", "exact", "--score", "json"], "give --score once"),
         (["{rows}", "--score", "likelihood"], "no settings matter"),
         (["{mixed}"], "1 of 2 rows have an answer"),
@@ -233,7 +233,7 @@ def test_write_changes_a_local_checkpoint_only_if_the_choice_is_confirmed(main, 
         (["{rows}", "--write"], "belongs to the package"),
         (["{rows}", "--write", "-m", "gesso-sudoku"], "belongs to the package"),
         (["{rows}", "--write", "-m", "someone/model"], "not a checkpoint's directory"),
-        (["{rows}", "--write", "-m", "{here}", "--sampler", "autoregressive"], "cannot decide token by token"),
+        (["{rows}", "--write", "-m", "{here}", "--way", "tokens"], "cannot decide token by token"),
     ],
 )
 def test_unusable_arguments_are_rejected_before_a_model_is_loaded(main, monkeypatch, tmp_path, arguments, message):
