@@ -42,7 +42,7 @@ BELOW = {
     "checkpoint": CHECKPOINT,
     "constraints": TEXT,
     "engine": ENGINE,
-    "infill": ENGINE | {"engine", "checkpoint"},
+    "infill": ENGINE | {"engine"},
     "presets": BASE,
     "options": IMAGES | {"constraints", "engine", "presets"},
     "requests": ENGINE | CHECKPOINT | {"engine", "options", "presets"},

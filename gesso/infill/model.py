@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gesso.chat.tokenizer import Tokenizer
-from gesso.checkpoint.generation import GenerationDefaults
 from gesso.constraints.constraint import Guides
 from gesso.engine.request import Request
 from gesso.infill.boundary import Healer
@@ -16,9 +15,6 @@ class InfillModel(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def defaults(self) -> GenerationDefaults: ...
 
     @property
     def config(self) -> Config: ...

@@ -41,7 +41,7 @@ def base_request(model: InfillModel, prompt: Sequence[int], **options: Any) -> R
         raise InputError(f"{min(wrong)} belongs to generate: here the text around the hole decides")
     options = renamed.translated(options)
     if options.get("preset") in (None, SHORT):  # a canvas knows the text after the hole: its speed does not matter
-        options = {"write": model.defaults.diffusion.write, **options}
+        options = {"write": "canvas", **options}
     # A healed prompt lacks the beginning of the new text. Without the constraint, the model would not know of it.
     request = replace(model.request(prompt, **options), free_first=False)
     _check(model, request)
