@@ -80,7 +80,7 @@ def test_preset_files_and_generation_config_are_read(tmp_path, tiny):
     [
         (["--decode", "tokens"], ["--write", "tokens"]),
         (["--sampler", "autoregressive"], ["--write", "tokens"]),
-        (["--preset", "verified"], ["--preset", "balanced", "--write", "verified", "--greed", "1"]),
+        (["--preset", "verified"], ["--preset", "balanced", "--write", "verified", "--set", "greed=1"]),
     ],
     ids=str,
 )
@@ -113,8 +113,7 @@ def test_http_answers_with_a_warning(server):
     body = {"prompt": "abc", "max_tokens": 4, "seed": 1}
     for former, present in NAMES[3:]:
         found, expected = (
-            server.http.post("/v1/completions", json=body | {"diffusion": diffusion})
-            for diffusion in (former, present)
+            server.http.post("/v1/completions", json=body | {"diffusion": diffusion}) for diffusion in (former, present)
         )
         (warning,) = found.json()["warnings"]
         assert warning in found.headers["X-Gesso-Warnings"] and f"write={present['write']!r}" in warning

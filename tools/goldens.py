@@ -59,6 +59,14 @@ Case = Callable[[], Any]
 # --- the cases ----------------------------------------------------------------------------------------------------
 
 
+def write(way: str) -> dict[str, str]:
+    """Return the setting `write`, or what it was in versions before it."""
+    from gesso.settings import SETTINGS
+
+    former = {"tokens": "autoregressive", "verified": "verified"}
+    return {"write": way} if "write" in SETTINGS else {"sampler": former[way]}
+
+
 def text_cases(g: Any) -> Iterator[tuple[str, Case]]:
     """Yield the cases of one way of writing each, for `generate` and `chat`."""
     ways: dict[str, dict[str, Any]] = {
@@ -66,9 +74,9 @@ def text_cases(g: Any) -> Iterator[tuple[str, Case]]:
         "canvas, fast": {"preset": "fast"},
         "canvas, settled": {"settle": 1},
         "canvas, top_p": {"top_p": 0.9, "greed": 0.2},
-        "tokens": {"decode": "tokens"},
-        "tokens, greedy": {"decode": "tokens", "greed": 1.0},
-        "verified": {"preset": "verified"},
+        "tokens": write("tokens"),
+        "tokens, greedy": {**write("tokens"), "greed": 1.0},
+        "verified": {**write("verified"), "greed": 1.0},
         "stop": {"stop": ["\n\n"]},
         "pins": {"pins": {3: 300, 9: 301}},
         "logprobs": {"top_logprobs": 2},
@@ -188,7 +196,7 @@ def http_cases(port: int) -> Iterator[tuple[str, Case]]:
         "completions echo": ("/v1/completions", {"prompt": "import os", "echo": True, "logprobs": 1, "max_tokens": 0}),
         "completions suffix": ("/v1/completions", {"prompt": BEFORE, "suffix": AFTER, "max_tokens": 6, "seed": 1}),
         "completions regex": ("/v1/completions", {**text, "regex": "[a-z]{3,12}"}),
-        "completions verified": ("/v1/completions", {**text, "diffusion": {"preset": "verified"}}),
+        "completions verified": ("/v1/completions", {**text, "diffusion": {**write("verified"), "greed": 1.0}}),
         "completions adapter": ("/v1/completions", {**text, "model": "random"}),
         "chat": ("/v1/chat/completions", chat),
         "chat schema": ("/v1/chat/completions", {"messages": BOOKING, "seed": 1, "response_format": schema}),
