@@ -29,6 +29,7 @@ class OnDevice(rules.ConfidenceThreshold):
 
 OPTIONS = (
     {},
+    {"settle": 0},
     {"settle": 1, "confidence": 0.5},
     {"stability": 3, "confidence": 10.0},
     {"eos_settles": True, "confidence": 10.0, "stability": 0},

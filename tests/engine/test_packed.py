@@ -5,17 +5,21 @@ same. `tests/gpu/test_real_width.py` captures.
 """
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from examples.samplers import rules
 from gesso.backends.cuda.packed import Expected, Packing
+from gesso.backends.cuda.slots import takes_step
 from gesso.engine.events import Done, Draft, Failed
 from gesso.engine.request import Score
+from gesso.settings import BY_TOKEN, Diffusion, choose
 
 CANVAS = 8
 FAMILY = (
     {},
+    {"settle": 0, "confidence": 0.5},
     {"steps": 3, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 2.0},
     {"settle": 1, "confidence": 0.5},
     {"settle": 2, "confidence": 10.0, "stability": 2},
@@ -96,6 +100,14 @@ def test_requests_that_join_and_leave_capture_nothing_and_keep_their_texts(serve
     expected = outcomes(plain, requests[0], lambda step: len(mixture))
     differing = [options for options, *pair in zip(mixture, found, expected, strict=True) if pair[0] != pair[1]]
     assert not differing
+
+
+def test_packed_passes_take_the_steps_of_canvases_only():
+    def taken(settings):
+        return takes_step(SimpleNamespace(process=SimpleNamespace(settings=settings, eos=frozenset({1}))))
+
+    assert taken(Diffusion()) and taken(Diffusion(settle=0))
+    assert not any(taken(choose(Diffusion(), write=write)) for write in BY_TOKEN)
 
 
 def test_scored_texts_share_packed_passes_with_canvases(served):

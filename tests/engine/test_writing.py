@@ -9,6 +9,7 @@ import torch
 
 import gesso
 from gesso.checkpoint.generation import write_diffusion
+from gesso.cli.options import Loading
 from gesso.engine import writing
 from gesso.engine.writing import Writing, choose_writing, measure
 from gesso.errors import InputError
@@ -124,6 +125,19 @@ def test_requests_of_a_model_that_writes_token_by_token(tiny_directory: Path) ->
     assert filled.usage.denoising_steps > filled.usage.canvases, "canvases of several steps"
     with pytest.raises(InputError, match="write must be"):
         gesso.load(tiny_directory, write="letters")  # type: ignore[arg-type]
+
+
+def test_only_generate_and_chat_measure_and_other_commands_write_as_the_checkpoint_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "LEAST_BYTES", 1)
+    monkeypatch.setattr(writing, "measure", lambda *_: {1: 2.0, 16: 1.0})
+    directory = make(tmp_path / "model")
+    options = Loading(model=str(directory), device="cpu")
+    assert options.load(max_batch=1).writing.write == "canvas"
+    assert options.load(max_batch=1, write=None).writing.write == "tokens"
+    write_diffusion(directory, VERIFIED)
+    assert options.load(max_batch=1).writing.write == "verified"
 
 
 def test_a_checkpoint_that_writes_verified_text_still_takes_constraints_and_pins(tmp_path: Path) -> None:

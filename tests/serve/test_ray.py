@@ -116,7 +116,7 @@ def test_a_killed_replica_loses_only_its_running_requests(url):
 
 def test_deploying_again_replaces_replicas_without_failed_requests(url, settings):
     before = replicas()
-    again = replace(settings, name="renamed", settle=0)
+    again = replace(settings, name="renamed", strict=True)
     with Load(url, clients=6) as load:
         load.wait(10)
         deploy(again, "127.0.0.1", 18_417, Cluster(least=2, most=2, cpus=0.5))
