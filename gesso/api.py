@@ -90,6 +90,7 @@ class Gesso:
         Length, seed and adapter:
             max_new_tokens: most tokens to write. Default: the checkpoint's, or less where the context ends.
             seed: the same seed gives the same text. Default: random; the result has it.
+            temperature: 0 to 2, as chat APIs have it. 0 takes the likeliest tokens, 1 leaves the settings as they are.
             stop: a string, or several, before which the text ends.
             adapter: name of the adapter to write it with. Default: the one of `use_adapter`.
 

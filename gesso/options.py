@@ -19,6 +19,7 @@ class TextOptions(DiffusionOptions, total=False):
 
     max_new_tokens: int | None  # None: the checkpoint's default, or less where the context ends
     seed: int | None  # None: random; `Result.seed` has the seed that was used
+    temperature: float | None  # 0 to 2, as chat APIs have it: 0 is greedy; None or 1: the settings as they are
     preset: Preset | None  # settings to start from; None: the checkpoint's
     stop: str | Sequence[str]  # end the text before any of these strings
     adapter: str | None  # name of the adapter; None: the one of `Gesso.use_adapter`

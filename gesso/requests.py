@@ -23,7 +23,7 @@ from gesso.errors import InputError
 from gesso.model.config import Config
 from gesso.options import GenerateOptions
 from gesso.presets import Preset, resolved
-from gesso.settings import SETTINGS, DiffusionOptions, unknown_settings
+from gesso.settings import SETTINGS, DiffusionOptions, at_temperature, unknown_settings
 
 TextPrompt = str | Sequence[int] | Prompt
 
@@ -71,6 +71,7 @@ def text_request(
     validate: Callable[[Sequence[int], str], str | None] | None = None,
     max_new_tokens: int | None = None,
     seed: int | None = None,
+    temperature: float | None = None,
     preset: Preset | None = None,
     stop: str | Sequence[str] = (),
     pins: Mapping[int, int] | None = None,
@@ -96,6 +97,8 @@ def text_request(
     asked = model.guides.guide(**constraint, thinking=thinking, schema_options=schema_options)
     needs_canvas = bool(pins or asked or resume or (guide and not guide_optional))
     settings = model.writing.settings(model.defaults.diffusion, resolved(preset), diffusion, needs_canvas=needs_canvas)
+    if temperature is not None:
+        settings = replace(settings, **at_temperature(settings, temperature))
     if guide_optional and (asked or pins or settings.by_token):
         guide = None
     if asked and guide:

@@ -336,6 +336,19 @@ def choose(
     return replace(preset, **{**usual, **BY_TOKEN.get(write, {}), **given})
 
 
+def at_temperature(settings: Diffusion, temperature: float) -> DiffusionOptions:
+    """Return the settings that change with a temperature as chat APIs define it: 0 is greedy, 1 leaves all as it is.
+
+    Below 1, draws are greedier. Lower t_max and t_min would also lower the entropies that the process measures its
+    confidence by: at half the temperature it accepts so much so early that half of our small model's right answers
+    become wrong.
+    """
+    number(temperature, "temperature", 0.0, 2.0, InputError)
+    if temperature < 1:
+        return {"greed": 1 - temperature * (1 - settings.greed)}
+    return {"t_max": settings.t_max * temperature, "t_min": settings.t_min * temperature}
+
+
 def changed(preset: Diffusion) -> dict[str, Any]:
     """Return the settings of a preset that differ from the defaults."""
     return {

@@ -1,7 +1,7 @@
 """Help texts as plain lines that fit 80 columns. Options stand under their panel, commands under theirs."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from itertools import groupby
 from typing import Any
@@ -45,9 +45,10 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        for panel, names in groupby(self.commands, key=lambda name: self.commands[name].rich_help_panel):
-            rows = [(name, self.commands[name].get_short_help_str(limit=200)) for name in names]
-            rows = [(name, text) for name, text in rows if not self.commands[name].hidden]
+        commands: Mapping[str, Any] = self.commands
+        for panel, names in groupby(commands, key=lambda name: commands[name].rich_help_panel):
+            rows = [(name, commands[name].get_short_help_str(limit=200)) for name in names]
+            rows = [(name, text) for name, text in rows if not commands[name].hidden]
             if rows:
                 with formatter.section(panel):
                     formatter.write_dl(rows, col_max=NAMES)

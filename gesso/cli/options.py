@@ -169,9 +169,16 @@ class Loading(ModelOptions):
     def load(self, default: str | None = None, **engine: Any) -> "Gesso":
         """Load the model. Without `write`, it writes as the checkpoint says, and nothing is measured."""
         import_torch()
-        chosen, engine, measures = self.chosen(), {"write": "canvas"} | engine, "write" in engine
-        engine |= {"adapter": self.adapter, "threads": self.threads, "cache_dir": self.cache_dir}
-        engine |= {"text_only": self.text_only}
+        chosen = self.chosen()
+        measures = "write" in engine
+        engine = {
+            "write": "canvas",
+            "adapter": self.adapter,
+            "threads": self.threads,
+            "cache_dir": self.cache_dir,
+            "text_only": self.text_only,
+            **engine,
+        }
         model = gesso.load(chosen.model or default, **chosen.keywords(), **engine)
         if not measures:
             model.writing = replace(model.writing, write=model.defaults.diffusion.write)
@@ -258,6 +265,10 @@ class GenerationOptions(Denoising):
 
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum number of tokens per answer.")] = None
     seed: Seed = None
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=2.0, help="0 is greedy, above 1 is more random.", rich_help_panel="Diffusion"),
+    ] = None
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")] = None
     choice: Annotated[list[str] | None, _constraint("Answer with one of these texts; may be repeated.")] = None
     regex: Annotated[str | None, _constraint("Answer with a match, in Rust's regex syntax.")] = None
@@ -285,6 +296,7 @@ class GenerationOptions(Denoising):
         return {
             "max_new_tokens": self.max_new_tokens,
             "seed": self.seed,
+            "temperature": self.temperature,
             "stop": self.stop or (),
             **{name: value for name, value in given.items() if value is not None},
             **self.diffusion(),

@@ -1,11 +1,13 @@
 """One seed, one text: from Python, the command line, and HTTP in the dialects of OpenAI, Anthropic and Ollama."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 import gesso
 from tests.serving import serving
+from tests.tiny import make
 
 QUESTION = "What can you do?"
 MESSAGES = [{"role": "user", "content": QUESTION}]
@@ -13,36 +15,57 @@ SEED, TOKENS = 4, 64
 
 
 @pytest.fixture(scope="module")
-def mini():
-    return gesso.load("gesso-mini", device="cpu")
+def checkpoint(tmp_path_factory) -> Path:
+    """A random model whose canvases count as certain after any step, so that every setting changes its texts."""
+    directory = make(tmp_path_factory.mktemp("tiny") / "model")
+    settings = {"max_denoising_steps": 6, "confidence_threshold": 1e6}
+    (directory / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return directory
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("log") / "log", "--model", "gesso-mini", "--device", "cpu") as running:
+def model(checkpoint):
+    return gesso.load(checkpoint, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, checkpoint):
+    log = tmp_path_factory.mktemp("log") / "log"
+    with serving(log, "--model", str(checkpoint), "--name", "tiny", "--device", "cpu") as running:
         running.wait_ready()
         yield running
 
 
-def test_python_the_command_line_and_every_dialect_write_the_same_text(mini, server, main):
+@pytest.mark.parametrize("temperature", [1, 0.5, 1.5])
+def test_python_the_command_line_and_every_dialect_write_the_same_text(model, checkpoint, server, main, temperature):
     def answer(path: str, **fields) -> dict:
-        response = server.http.post(path, json={"model": "gesso-mini", "messages": MESSAGES, "stream": False, **fields})
+        response = server.http.post(path, json={"model": "tiny", "messages": MESSAGES, "stream": False, **fields})
         assert response.status_code == 200, response.text
         return response.json()
 
-    limits = "--max-new-tokens", str(TOKENS), "--seed", str(SEED)
-    printed = main("chat", "-m", "gesso-mini", "--device", "cpu", "--prompt", QUESTION, *limits, "--json")
+    limits = "--max-new-tokens", str(TOKENS), "--seed", str(SEED), "--temperature", str(temperature)
+    printed = main("chat", "-m", str(checkpoint), "--device", "cpu", "--prompt", QUESTION, *limits, "--json")
     texts = {
-        "Python": mini.chat(MESSAGES, max_new_tokens=TOKENS, seed=SEED).text,
+        "Python": model.chat(MESSAGES, max_new_tokens=TOKENS, seed=SEED, temperature=temperature).text,
         "command line": json.loads(printed.out)["text"],
-        "OpenAI": answer("/v1/chat/completions", max_tokens=TOKENS, seed=SEED)["choices"][0]["message"]["content"],
-        "Anthropic": answer("/v1/messages", max_tokens=TOKENS, seed=SEED)["content"][0]["text"],
-        "Ollama": answer("/api/chat", options={"num_predict": TOKENS, "seed": SEED})["message"]["content"],
+        "OpenAI": answer("/v1/chat/completions", max_tokens=TOKENS, seed=SEED, temperature=temperature)["choices"][0][
+            "message"
+        ]["content"],
+        "Anthropic": answer("/v1/messages", max_tokens=TOKENS, seed=SEED, temperature=temperature)["content"][0][
+            "text"
+        ],
+        "Ollama": answer("/api/chat", options={"num_predict": TOKENS, "seed": SEED, "temperature": temperature})[
+            "message"
+        ]["content"],
     }
     assert set(texts.values()) == {texts["Python"]}, texts
     assert texts["Python"]
 
 
-def test_the_seed_of_this_file_shows_a_difference_of_settle(mini):
-    zero, one = (mini.chat(MESSAGES, max_new_tokens=TOKENS, seed=SEED, settle=settle).text for settle in (0, 1))
-    assert zero != one == mini.chat(MESSAGES, max_new_tokens=TOKENS, seed=SEED).text
+def test_settle_changes_texts_so_its_default_must_be_one(model):
+    def text(seed: int, **settings) -> str:
+        return model.chat(MESSAGES, max_new_tokens=TOKENS, seed=seed, **settings).text
+
+    differing = [seed for seed in range(12) if text(seed, settle=0) != text(seed, settle=1)]
+    assert differing, "the test above would not notice two defaults"
+    assert text(differing[0]) == text(differing[0], settle=1)

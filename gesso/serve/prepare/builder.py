@@ -17,7 +17,7 @@ from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 from gesso.serve.prepare.images import ImageReader
 from gesso.serve.prepare.request import ConstraintSource, PreparedJob, PreparedRequest
 from gesso.serve.protocol import Submit, submit_payload
-from gesso.settings import choose
+from gesso.settings import at_temperature, choose
 
 SEEDS = 2**64
 # The names under which an endpoint takes a prompt, and a limit on the answer. Errors use the one that the client chose.
@@ -221,13 +221,7 @@ class RequestBuilder(Builder[Common]):
         given |= fields.diffusion.model_dump(exclude_none=True, exclude={"pins", "drafts"})
         given, renames = renamed.translate(given)
         settings = choose(self.frontend.defaults.diffusion, **given)
-        if fields.temperature < 1:
-            # Lower t_max and t_min would also lower the entropies that the process measures its confidence by. At half
-            # the temperature it accepts so much so early that half of our small model's right answers become wrong.
-            # Greedier draws are the effect that clients expect of a low temperature.
-            return given | {"greed": 1 - fields.temperature * (1 - settings.greed)}, renames
-        scaled = {"t_max": settings.t_max * fields.temperature, "t_min": settings.t_min * fields.temperature}
-        return given | scaled, renames
+        return {**given, **at_temperature(settings, fields.temperature)}, renames
 
     def _checked_request(
         self,
