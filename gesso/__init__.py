@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gesso import renamed
 from gesso.errors import CheckpointError, ConstraintError, GessoError, InputError
-from gesso.info.device import SHARE
+from gesso.memory.device import SHARE
 from gesso.settings import PRESETS, Diffusion, DiffusionOptions, WriteName
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def load(
     threads: threads of torch on a CPU, in the whole process. Default: one per physical core, but not more than before.
     text_only: leave out the vision tower, which takes memory (1.1 GB in the 26B model); images are then refused.
     """
-    from gesso.info.cores import wait_without_spinning
+    from gesso.cores import wait_without_spinning
 
     if decode is not None:
         write = renamed.translated({"decode": decode, **({} if write is None else {"write": write})}).get("write")

@@ -21,14 +21,14 @@ from gesso.checkpoint.identity import identity
 from gesso.checkpoint.load import load as load_weights
 from gesso.checkpoint.parameters import parameters
 from gesso.checkpoint.source import Source, locate
+from gesso.cores import threads_for
 from gesso.engine.engine import Engine
 from gesso.engine.prefix_files import PrefixFiles
 from gesso.engine.writing import choose_writing
 from gesso.errors import InputError
-from gesso.info.budget import Placement, choose_placement, streaming_cost
-from gesso.info.cores import threads_for
-from gesso.info.device import DeviceMemory, allocated_bytes, keep_within, memory_of, read_memory
-from gesso.info.memory import unpacks
+from gesso.memory.budget import Placement, choose_placement, streaming_cost
+from gesso.memory.device import DeviceMemory, allocated_bytes, keep_within, memory_of, read_memory
+from gesso.memory.weights import unpacks
 from gesso.settings import SETTINGS, WriteName
 
 logger = logging.getLogger("gesso")

@@ -13,12 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from gesso.bench.requests import requests
-from gesso.checkpoint.quantize.packed import Packed
 from gesso.engine.events import Draft
 from gesso.engine.writing import STEPS
-from gesso.info.device import resident_bytes
-from gesso.info.memory import token_bytes
-from gesso.model.transformer import DiffusionGemma
+from gesso.memory.device import resident_bytes
+from gesso.memory.weights import loaded_bytes, loaded_sizes, token_bytes
 
 TOKENS, PREFILL = 32, 512
 WARM = 4  # tokens that are not timed
@@ -32,7 +30,7 @@ def measure(
 
     Prompts have `prompt` tokens. At most TOKENS of the `new` ones are written, one by one.
     """
-    size = token_bytes(weight_sizes(g.model), g.config)
+    size = token_bytes(loaded_sizes(g.model), g.config)
     rate = _tokens_per_second(g, prompt, min(new, TOKENS))
     read = _prefill_seconds(g, PREFILL)
     lengths = [length for length in STEPS if length <= g.config.canvas_length]
@@ -41,7 +39,7 @@ def measure(
         "dtype": str(g.model.dtype).removeprefix("torch."),
         "quantized": g.config.quantization,
         "seconds_to_load": seconds_to_load,
-        "weights_GB": weight_bytes(g.model) / 1e9,
+        "weights_GB": loaded_bytes(g.model) / 1e9,
         "read_GBps": bandwidth / 1e9,
         "GB_per_token": size / 1e9,
         "autoregressive_tokens_per_second": rate,
@@ -53,17 +51,6 @@ def measure(
     }
     resident, peak = resident_bytes()
     return found | {"resident_GB": resident / 1e9, "peak_resident_GB": peak / 1e9}
-
-
-def weight_sizes(model: DiffusionGemma) -> dict[str, int]:
-    """Return the bytes of every weight, packed or not, by its name in the model."""
-    sizes = {name: parameter.nbytes for name, parameter in model.named_parameters()}
-    packed = {name: module for name, module in model.named_modules() if isinstance(module, Packed)}
-    return sizes | {name: sum(t.nbytes for t in one.tensors.values()) for name, one in packed.items()}
-
-
-def weight_bytes(model: DiffusionGemma) -> int:
-    return sum(weight_sizes(model).values())
 
 
 def render(found: dict[str, Any], console: Console) -> None:

@@ -31,7 +31,8 @@ from gesso.engine.events import Draft
 from gesso.engine.writing import LEAST_BYTES
 from gesso.errors import InputError
 from gesso.eval.plot import Point, Series, svg
-from gesso.info.budget import CONTEXT
+from gesso.memory.budget import CONTEXT
+from gesso.memory.weights import loaded_bytes
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import SETTINGS, WriteName
@@ -200,7 +201,7 @@ def measure(
     device = g.model.device
     wait(device)
     loaded = time.perf_counter()
-    if device.type == "cpu" and large_cpu.weight_bytes(g.model) >= LEAST_BYTES:
+    if device.type == "cpu" and loaded_bytes(g.model) >= LEAST_BYTES:
         speed = read_speed(device, READ_VALUES["cpu"])
         return large_cpu.measure(g, loaded - began, speed, prompt=prompt, new=new, rules=rules)
     if device.type == "cuda":

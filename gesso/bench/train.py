@@ -13,7 +13,7 @@ from gesso.bench.device import wait
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.errors import InputError
-from gesso.info.device import keep_within, process_memory
+from gesso.memory.device import keep_within, process_memory
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.train.batch import collate, corrupt

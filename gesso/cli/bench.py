@@ -11,7 +11,7 @@ from gesso.cli.options import ModelOptions, rule_of, with_options
 from gesso.cli.progress import show_progress
 from gesso.cli.terminal import print_json, print_styled
 from gesso.errors import InputError
-from gesso.info.allocator import allocator_settings
+from gesso.memory.allocator import allocator_settings
 from gesso.settings import SETTINGS
 
 SUBJECTS = ("model", "step", "kernels", "images", "train", "constraints", "schemas", "serve")
@@ -122,8 +122,8 @@ def bench(
     elif what == "train":
         os.environ.update(allocator_settings(os.environ))  # before torch is imported
         from gesso.bench import train
-        from gesso.info.device import memory_of
         from gesso.loading import find_device
+        from gesso.memory.device import memory_of
         from gesso.train.memory import explained
 
         device = find_device(loading.device)

@@ -33,8 +33,8 @@ from gesso.cli.terminal import complain, prepare, print_text, show_cursor
 from gesso.cli.trace import trace
 from gesso.cli.train import train
 from gesso.cli.tune import tune
+from gesso.cores import wait_without_spinning
 from gesso.errors import DoesNotFitError, GessoError, InputError
-from gesso.info.cores import wait_without_spinning
 
 # Of commands without options for a model, such as `gesso train`.
 OUT_OF_MEMORY = "use smaller batches, shorter texts or another device"

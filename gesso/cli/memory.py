@@ -21,9 +21,9 @@ def shortage(
     """Return the error to report after memory ran out, for the options that the model was loaded with."""
     from gesso.checkpoint import aliases
     from gesso.checkpoint.source import locate
-    from gesso.info import budget as budgets
-    from gesso.info.device import memory_of
     from gesso.loading import find_device, find_dtype
+    from gesso.memory import budget as budgets
+    from gesso.memory.device import memory_of
 
     where = find_device(device)
     found = memory_of(where, ours=True)

@@ -20,7 +20,7 @@ from gesso.cli.terminal import note
 from gesso.constraints.schema.options import SchemaOptions
 from gesso.errors import InputError
 from gesso.files import parse_json, read_text
-from gesso.info.device import SHARE
+from gesso.memory.device import SHARE
 from gesso.own_code import load_own
 from gesso.presets import resolved
 from gesso.removed import REMOVED

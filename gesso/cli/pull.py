@@ -10,7 +10,7 @@ from gesso.cli.choosing import choose_here
 from gesso.cli.options import Device, Memory
 from gesso.cli.terminal import note, print_text
 from gesso.errors import InputError
-from gesso.info.device import SHARE
+from gesso.memory.device import SHARE
 
 NAME_HELP = (
     f"Hugging Face name: owner/model, or of a GGUF file owner/model:Q4_K_M. Or an alias: {', '.join(aliases.names())}."

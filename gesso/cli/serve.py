@@ -29,7 +29,7 @@ from gesso.cli.options import (
 from gesso.cli.terminal import note, print_text
 from gesso.cli.windows import reject_windows
 from gesso.errors import InputError
-from gesso.info.device import SHARE
+from gesso.memory.device import SHARE
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 from gesso.settings import SETTINGS
 

@@ -12,7 +12,7 @@ from gesso.cli.options import Model
 from gesso.cli.terminal import note, print_report, print_text
 from gesso.cli.train_summary import CURVE_FILE, RECIPE_FILE, summary
 from gesso.errors import InputError
-from gesso.info.allocator import allocator_settings
+from gesso.memory.allocator import allocator_settings
 
 if TYPE_CHECKING:
     from gesso.train.plan import Plan

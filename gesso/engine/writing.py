@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gesso.backends.base import Backend, Piece
+from gesso.memory.weights import loaded_bytes
 from gesso.settings import BY_TOKEN, DRAWING, SHORT, Diffusion, DiffusionOptions, PresetName, WriteName, choose
 
 LEAST_BYTES = 2 * 10**9  # weights of a model that is measured; a smaller one writes before a measurement would end
@@ -81,7 +82,7 @@ def choose_writing(write: WriteName | None, defaults: Diffusion, backend: Backen
     if defaults.by_token:
         return Writing(write=defaults.write, why="the checkpoint's default")
     model = backend.model
-    if model.device.type != "cpu" or _weight_bytes(model) < LEAST_BYTES:
+    if model.device.type != "cpu" or loaded_bytes(model) < LEAST_BYTES:
         return Writing()
     rates = measure(lambda tokens, causal: _pass_seconds(backend, tokens, causal), longest)
     best = max(rates, key=lambda length: rates[length])
@@ -133,7 +134,3 @@ def _pass_seconds(backend: Backend, tokens: int, causal: bool) -> float:
 def _spread_ids(count: int, vocab_size: int) -> Tensor:
     """Return different tokens, so that they choose different experts."""
     return (torch.arange(count) * 7919 + 11) % vocab_size
-
-
-def _weight_bytes(model: torch.nn.Module) -> int:
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

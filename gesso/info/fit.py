@@ -5,31 +5,29 @@ the card's bandwidth, nor than its operations at the card's compute. Nothing her
 """
 
 import sys
-from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gesso.checkpoint.parameters import empty_model
 from gesso.checkpoint.vision import vision_bytes
 from gesso.info.hardware import Card
-from gesso.info.memory import CONTEXTS, PRECISIONS, cache_bytes, gigabytes, sequence_bytes, weight_bytes
-from gesso.info.workspace import workspace_bytes
+from gesso.info.precisions import CONTEXTS, QUANTIZE, TITLES
+from gesso.memory.sequences import cache_bytes
+from gesso.memory.units import gigabytes
 from gesso.model.config import Config
 
 if TYPE_CHECKING:
+    from gesso.memory.budget import Budget
     from gesso.model.transformer import DiffusionGemma
 
 BATCHES = (1, 2, 4, 8)
 STEPS = 16
-PREFILL = 2048  # prompt tokens per pass, as a server runs them on a GPU
-MAX_SEQUENCES = 4096
 EMBEDDING = "decoder.embed_tokens.weight"  # also the table of soft embeddings, in bf16
-QUANTIZE = {"bf16": "none", "fp8": "fp8", "4-bit": "int4"}  # value of --quantize
 MIN_SPEEDUP = 1.25  # of fp8 over bf16, to recommend fp8 where bf16 fits too
 RULES = (
     "Usable: the memory that the driver reports, without the system's share on a unified machine. The workspace is "
     "subtracted: CUDA context, activations and logits, which grow with the number of sequences (see "
-    "gesso/info/workspace.py).",
+    "gesso/memory/workspace.py).",
     "A sequence: its cache, and the copy of its sliding-window rings that the engine keeps for the next turn.",
     "Step: the larger of bytes / bandwidth and operations / compute at the datasheet's peaks: a floor, not a forecast.",
     "Bytes: every weight once; of the experts the share that T tokens hit if routed evenly, 1 - (1 - k/E)^T; the "
@@ -127,14 +125,15 @@ class Plan:
 
 
 def plan(config: Config, card: Card, steps: int = STEPS) -> Plan:
+    budget = budget_on(config, card)
     model = empty_model(config)
     context = min(CONTEXTS[0], config.max_position_embeddings)
-    fits = tuple(_fit(config, model, card, precision, context, steps) for precision in PRECISIONS)
+    fits = tuple(_fit(budget, model, card, TITLES[name], context, steps) for name in budget.precisions())
     choice, reason = _choose(fits)
     return Plan(
         card=card,
         usable_bytes=card.usable_bytes,
-        workspace_bytes=_workspace(config, 1),
+        workspace_bytes=budget.workspace(1),
         steps=steps,
         canvas=config.canvas_length,
         context=context,
@@ -145,34 +144,39 @@ def plan(config: Config, card: Card, steps: int = STEPS) -> Plan:
     )
 
 
+def budget_on(config: Config, card: Card) -> "Budget":
+    """Return the sizes of a model, and what fits a card of which nothing is in use."""
+    from gesso.memory.budget import PREFILL_GPU, Budget
+
+    host = 0 if card.pcie is None else sys.maxsize  # of unknown size
+    shape = replace(config, quantization=None)
+    return Budget(shape, card.usable_bytes, 2, PREFILL_GPU, host, vision=vision_bytes(config, 2))
+
+
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
-def _fit(config: Config, model: "DiffusionGemma", card: Card, precision: str, context: int, steps: int) -> Fit:
-    vision = vision_bytes(config, 2)
-    weights = on_card = vision + sum(weight_bytes(name, p, precision) for name, p in model.named_parameters())
-    missing = max(0, sequence_bytes(config, context) + weights + _workspace(config, 1) - card.usable_bytes)
-    streamed = None
-    if missing and (found := _stream(config, card, precision, context)):
-        streamed, on_card = found
-    free = card.usable_bytes - _workspace(config, 1) - on_card
+def _fit(budget: "Budget", model: "DiffusionGemma", card: Card, precision: str, context: int, steps: int) -> Fit:
+    config, quantize = budget.config, QUANTIZE[precision]
+    missing = max(0, budget.total(quantize, context, 1) - budget.size)
+    placement = budget.stream(quantize, context, 1) if missing else None
+    layers = placement.layers if placement else ()
+    copied = placement.host_bytes if placement else 0
+    free = budget.size - budget.workspace(1) - budget.weights(quantize, layers)
     contexts = [c for c in CONTEXTS if c <= config.max_position_embeddings] or [context]
     rooms = tuple(
-        Capacity(context=c, sequence_bytes=size, sequences=_sequences(config, card.usable_bytes - on_card, size))
-        for c, size in ((c, sequence_bytes(config, c)) for c in contexts)
+        Capacity(context=c, sequence_bytes=budget.sequence(c), sequences=budget.sequences(quantize, c, layers))
+        for c in contexts
     )
-    load = _load(config, model, precision)
-    copied = streamed.host_bytes if streamed else 0
+    load = _load(budget, model, quantize)
     return Fit(
         precision=precision,
         in_hardware=card.has(precision),
-        weight_bytes=weights,
+        weight_bytes=budget.weights(quantize),
         free_bytes=free,
         missing_bytes=missing,
-        streamed=streamed,
-        largest_context=bisect_right(
-            range(1, config.max_position_embeddings + 1), free, key=lambda length: sequence_bytes(config, length)
-        ),
+        streamed=Streamed(layers=len(layers), host_bytes=copied) if layers else None,
+        largest_context=budget.longest(free),
         rooms=rooms,
         floors=tuple(
             _floor(config, load, card, precision, batch, context, steps, copied)
@@ -182,54 +186,29 @@ def _fit(config: Config, model: "DiffusionGemma", card: Card, precision: str, co
     )
 
 
-def _stream(config: Config, card: Card, precision: str, context: int) -> tuple[Streamed, int] | None:
-    """Return the experts to stream, and the bytes of all weights on the card, slots included."""
-    from gesso.info.budget import Budget
-
-    if card.pcie is None:
-        return None
-    budget = Budget(
-        replace(config, quantization=None), card.usable_bytes, 2, PREFILL, sys.maxsize, vision=vision_bytes(config, 2)
-    )
-    placed = budget.stream(QUANTIZE[precision], context, 1)
-    if placed is None:
-        return None
-    streamed = Streamed(layers=len(placed.layers), host_bytes=placed.host_bytes)
-    return streamed, budget.weights(placed.quantize, placed.layers)
-
-
-def _workspace(config: Config, batch: int) -> int:
-    return workspace_bytes(config, batch, PREFILL, config.canvas_length, images=config.has_image_tokens)
-
-
-def _sequences(config: Config, free: int, size: int) -> int:
-    """Return how many sequences of `size` bytes fit, together with their workspace."""
-    return bisect_right(range(1, MAX_SEQUENCES + 1), free, key=lambda count: _workspace(config, count) + count * size)
-
-
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
-def _load(config: Config, model: "DiffusionGemma", precision: str) -> Load:
+def _load(budget: "Budget", model: "DiffusionGemma", quantize: str) -> Load:
     from gesso.checkpoint.quantize.formats import format_of, is_expert
 
+    config, sizes = budget.config, budget.sizes_of(quantize)
     dense = experts = active = matrices = plain = 0
     for name, p in model.named_parameters():
         if name.startswith("encoder."):
             continue  # a denoising step does not read the weights of an untied encoder
         if is_expert(name):
-            experts += weight_bytes(name, p, precision)
+            experts += sizes[name].nbytes
             active += p.numel() // config.num_experts * config.top_k_experts
             continue
-        dense += weight_bytes(name, p, precision)
+        dense += sizes[name].nbytes
         if format_of(name, p.shape, "fp8") and (name != EMBEDDING or config.tie_word_embeddings):
             matrices += p.numel()
         elif p.ndim >= 2:
             plain += p.numel()
     if config.tie_word_embeddings:  # head and embedding are one tensor, which is read twice
-        embedding = model.get_parameter(EMBEDDING)
-        dense += weight_bytes(EMBEDDING, embedding, precision)
-        plain += embedding.numel()
+        dense += sizes[EMBEDDING].nbytes
+        plain += model.get_parameter(EMBEDDING).numel()
     return Load(
         dense_bytes=dense, expert_bytes=experts, expert_values=active, matrix_values=matrices, bf16_values=plain
     )
@@ -284,23 +263,31 @@ def _attention_operations(config: Config, context: int) -> int:
 
 def _choose(fits: tuple[Fit, ...]) -> tuple[str | None, str]:
     """Choose fp8 if it fits and is faster, bf16 if fp8 gains little, and 4-bit only if nothing wider fits."""
-    bf16, fp8, four = fits
-    if four.streamed:
-        return "4-bit", (
-            f"No precision fits: 4-bit is {gigabytes(four.missing_bytes)} short. The experts of {four.streamed.layers} "
-            f"layers stay in host memory ({gigabytes(four.streamed.host_bytes)}), and every step copies them."
+    bf16, fp8 = fits[:2]
+    four = fits[2] if len(fits) > 2 else None  # not every model can be stored in it
+    narrowest = four or fp8
+    short = f"No precision fits: {narrowest.precision} is {gigabytes(narrowest.missing_bytes)} short."
+    if narrowest.streamed:
+        return narrowest.precision, (
+            f"{short} The experts of {narrowest.streamed.layers} layers stay in host memory "
+            f"({gigabytes(narrowest.streamed.host_bytes)}), and every step copies them."
         )
-    if four.missing_bytes:
-        return None, f"No precision fits: 4-bit is {gigabytes(four.missing_bytes)} short."
-    if fp8.missing_bytes:
+    if narrowest.missing_bytes:
+        return None, short
+    if four and fp8.missing_bytes:
         weight_only = "" if four.in_hardware else " The card computes it in bf16: it saves memory, not operations."
         return "4-bit", f"The only precision that fits: fp8 is {gigabytes(fp8.missing_bytes)} short.{weight_only}"
-    faster = fp8.floors[0].seconds / four.floors[0].seconds
-    alone = "" if four.in_hardware else " for one sequence (the card computes it in bf16, so a batch gains nothing)"
-    four_bit = f" 4-bit would be {faster:.1f} times faster still{alone}; measure its cost in quality first."
+    faster = _faster(fp8, four) if four else ""
     if bf16.missing_bytes:
-        return "fp8", f"The widest precision that fits: bf16 is {gigabytes(bf16.missing_bytes)} short.{four_bit}"
+        return "fp8", f"The widest precision that fits: bf16 is {gigabytes(bf16.missing_bytes)} short.{faster}"
     gain = bf16.floors[0].seconds / fp8.floors[0].seconds
     if gain < MIN_SPEEDUP:
         return "bf16", f"It fits as it is, and fp8 would make a step only {gain:.2f} times faster."
-    return "fp8", f"A step is {gain:.1f} times faster than in bf16, which fits too and is the reference.{four_bit}"
+    return "fp8", f"A step is {gain:.1f} times faster than in bf16, which fits too and is the reference.{faster}"
+
+
+def _faster(fp8: Fit, four: Fit) -> str:
+    """Return how much faster 4-bit would be than fp8, in words."""
+    times = fp8.floors[0].seconds / four.floors[0].seconds
+    alone = "" if four.in_hardware else " for one sequence (the card computes it in bf16, so a batch gains nothing)"
+    return f" 4-bit would be {times:.1f} times faster still{alone}; measure its cost in quality first."

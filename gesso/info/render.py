@@ -9,7 +9,8 @@ from rich.text import Text
 
 from gesso.checkpoint.stored import FLOATS
 from gesso.info.formats import rounded
-from gesso.info.memory import CONTEXTS, gigabytes, short
+from gesso.info.precisions import CONTEXTS
+from gesso.memory.units import gigabytes, short
 from gesso.printable import printable
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ def render_report(report: "Report", console: Console) -> None:
     console.print(_memory_table(report, size))
     for rule in report.memory_rules:
         console.print(Text(rule, style="dim"))
-    _title(console, f"On a CPU ({unit})")
-    console.print(_cpu_table(report, size))
+    if report.cpu:
+        _title(console, f"On a CPU ({unit})")
+        console.print(_cpu_table(report, size))
     _title(console, "Files")
     console.print(_file_table(report))
     console.print(Text(_stored(report.weights)))

@@ -8,7 +8,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,9 @@ from gesso.checkpoint.source import Source
 from gesso.checkpoint.vision import has_vision, is_buffer, vision_bytes, vision_tensors
 from gesso.errors import CheckpointError, InputError
 from gesso.info.formats import StoredAs, stored_formats
-from gesso.info.memory import CONTEXTS, MEMORY_RULES, PRECISIONS, cache_bytes, recipe_bytes, token_bytes, weight_bytes
+from gesso.info.precisions import CONTEXTS, MEMORY_RULES, TITLES
+from gesso.memory.sequences import cache_bytes
+from gesso.memory.weights import NOT_PACKED, source_sizes
 from gesso.model.config import Config
 
 if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad path
@@ -140,7 +142,7 @@ def describe(source: Source, name: str) -> Report:
         path="" if source.path is None else str(source.path.resolve()),
         architecture=_architecture(config),
         parameters=_parameters(config, model),
-        memory=tuple(_memory(source, model, bool(weight_files) and not problems)),
+        memory=tuple(_memory(source, bool(weight_files) and not problems)),
         memory_rules=MEMORY_RULES,
         cpu=tuple(_cpu(source, bool(weight_files) and not problems)),
         weights=_weights(source, weight_files),
@@ -205,18 +207,18 @@ def _parameters(config: Config, model: "DiffusionGemma") -> Parameters:
     return Parameters(total=text + vision, text=text, vision=vision, active=text - idle)
 
 
-def _memory(source: Source, model: "DiffusionGemma", readable: bool) -> Iterator[Memory]:
+def _memory(source: Source, readable: bool) -> Iterator[Memory]:
     """Yield the table. The files of other tools have one row: what their formats become on a GPU."""
+    from gesso.memory.budget import PREFILL_GPU, Budget
+
     config = source.config
     if readable and source.is_foreign:
         vision = vision_bytes(config, 2) if has_vision(source) else 0
-        sizes = {"these files": vision + sum(recipe_bytes(source, 2, on_gpu=True).values())}
+        stored = Budget(config, 0, 2, PREFILL_GPU, sizes=source_sizes(source, 2, on_gpu=True), vision=vision)
+        sizes = {"these files": stored.weights(NOT_PACKED)}
     else:
-        sizes = {
-            precision: vision_bytes(config, 2)
-            + sum(weight_bytes(name, p, precision) for name, p in model.named_parameters())
-            for precision in PRECISIONS
-        }
+        shape = Budget(replace(config, quantization=None), 0, 2, PREFILL_GPU, vision=vision_bytes(config, 2))
+        sizes = {TITLES[name]: shape.weights(name) for name in shape.precisions()}
     for precision, weights in sizes.items():
         for context in CONTEXTS:
             beyond = context > config.max_position_embeddings
@@ -232,23 +234,21 @@ def _memory(source: Source, model: "DiffusionGemma", readable: bool) -> Iterator
 
 
 def _cpu(source: Source, readable: bool) -> Iterator[CpuMemory]:
-    from gesso.info.budget import CONTEXT, PREFILL_CPU, Budget
+    from gesso.memory.budget import CONTEXT, PREFILL_CPU, Budget
 
-    sizes = recipe_bytes(source, 4, on_gpu=False) if readable and source.is_foreign else None
+    if source.is_foreign and not readable:
+        return  # only the files have the formats of other tools
+    sizes = source_sizes(source, 4, on_gpu=False) if source.is_foreign else None
     vision = vision_bytes(source.config, 2) if has_vision(source) else 0
     budget = Budget(source.config, 0, 4, PREFILL_CPU, sizes=sizes, on_cpu=True, vision=vision)
     context = min(CONTEXT, source.config.max_position_embeddings)
     for quantize in budget.precisions():
-        try:
-            weights = budget.weights(quantize)
-        except InputError:  # a matrix has no whole blocks
-            continue
         yield CpuMemory(
             quantize=quantize,
             context=context,
-            weight_bytes=weights,
-            total_bytes=weights + budget.workspace(1) + budget.sequence(context),
-            token_bytes=token_bytes(budget.sizes_of(quantize), source.config),
+            weight_bytes=budget.weights(quantize),
+            total_bytes=budget.total(quantize, context, 1),
+            token_bytes=budget.token(quantize),
         )
 
 

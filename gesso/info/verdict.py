@@ -7,9 +7,10 @@ model it is the choice of the plan.
 from gesso.checkpoint import aliases
 from gesso.checkpoint.random_weights import PUBLISHED_SHAPE
 from gesso.errors import DoesNotFitError
-from gesso.info.device import SHARE, DeviceMemory
-from gesso.info.fit import QUANTIZE, Plan
+from gesso.info.fit import Plan
 from gesso.info.hardware import Card
+from gesso.info.precisions import QUANTIZE
+from gesso.memory.device import SHARE, DeviceMemory
 
 # The precision of the plan whose weights are about as large as those of a published checkpoint on the card.
 PRECISIONS = {"bf16": "fp8", "fp8": "fp8", "nvfp4": "4-bit", "q4": "4-bit"}  # Google's is quantized to fp8

@@ -1,6 +1,6 @@
 """Choose precision, context, batch and prefill by the available memory, where the settings leave them open.
 
-If no precision fits on a GPU, the experts of some layers stay in host memory (`gesso/info/budget.py`).
+If no precision fits on a GPU, the experts of some layers stay in host memory (`gesso/memory/budget.py`).
 
 Rows of the KV cache grow with their texts and keep their size. The worst case is therefore `max_batch` texts of
 `max_length` tokens beside the weights. That case must fit, so the cache of a running server never exceeds memory.
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from gesso.checkpoint.source import locate
 from gesso.errors import InputError
-from gesso.info.budget import CONTEXT, Budget, Placement, budget_of, streaming_cost
-from gesso.info.device import DeviceMemory
-from gesso.info.memory import gigabytes
+from gesso.memory.budget import CONTEXT, Budget, Placement, budget_of, streaming_cost
+from gesso.memory.device import DeviceMemory
+from gesso.memory.units import gigabytes
 from gesso.serve.settings import EngineSettings
 
 BATCH = 8  # preferred to a longer context

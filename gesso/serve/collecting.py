@@ -7,7 +7,7 @@ itself. The worker starts a full collection when it is idle, or when memory has 
 
 import gc
 
-from gesso.info.device import resident_bytes
+from gesso.memory.device import resident_bytes
 
 NEVER = 1 << 30  # collections of younger objects before Python starts a full one
 GROWTH = 2**30  # bytes

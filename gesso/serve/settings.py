@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from gesso.errors import InputError
-from gesso.info.device import SHARE, read_memory
+from gesso.memory.device import SHARE, read_memory
 from gesso.settings import WriteName
 
 QUEUE_SHARE = 4  # on a shared server, one client may take a fourth of `Limits.queue`

@@ -17,9 +17,9 @@ from gesso.engine.engine import Engine
 from gesso.engine.request import Request, Score
 from gesso.images.image import Image
 from gesso.images.tokens import image_tokens
-from gesso.info.device import keep_within
-from gesso.info.workspace import CONTEXT_BYTES, IMAGE_TOKENS
 from gesso.loading import find_device, find_dtype, memory_for
+from gesso.memory.device import keep_within, peak_bytes, restart_peak
+from gesso.memory.workspace import IMAGE_TOKENS
 from gesso.serve import auto
 from gesso.serve.pipe import Send
 from gesso.serve.protocol import Loading
@@ -43,8 +43,9 @@ def start(settings: EngineSettings, send: Send) -> tuple[Gesso, auto.Choice]:
     model.guides.warm_up(searches=True)
     if model.model.device.type == "cuda":
         guide = model.guides.guide(regex=WARM_UP_REGEX)
-        measured = measured_bytes(model.engine, settings.max_batch, model.writing.write, guide)
-        choice = auto.remeasure(choice, measured)
+        restart_peak(model.model.device)
+        warm_up(model.engine, settings.max_batch, model.writing.write, guide)
+        choice = auto.remeasure(choice, peak_bytes(model.model.device) - model.engine.cache.nbytes)
         model.engine.max_length = choice.settings.max_length or model.engine.max_length
     return model, choice
 
@@ -160,11 +161,3 @@ def _request(prompt: int, seed: int, new: int, **settings: Any) -> Request:
     """Return a request of three steps: a pass that recurs runs uncaptured, is then captured, and then replayed."""
     diffusion = Diffusion(**{"steps": 3, "stopping": "fixed", **settings})
     return Request(prompt=(0,) * prompt, max_new_tokens=new, diffusion=diffusion, seed=seed)
-
-
-def measured_bytes(engine: Engine, max_batch: int, write: WriteName = "canvas", guide: Guide | None = None) -> int:
-    """Return the GPU memory that weights and workspace take, with the CUDA context. This warms up the engine."""
-    torch.cuda.empty_cache()  # what remains from loading
-    torch.cuda.reset_peak_memory_stats(engine.model.device)
-    warm_up(engine, max_batch, write, guide)
-    return torch.cuda.max_memory_reserved(engine.model.device) - engine.cache.nbytes + CONTEXT_BYTES

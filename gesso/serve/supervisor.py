@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from gesso.info.allocator import allocator_settings
+from gesso.memory.allocator import allocator_settings
 from gesso.serve.adapters import ServedAdapters
 from gesso.serve.errors import ApiError
 from gesso.serve.fair_queue import FairQueue

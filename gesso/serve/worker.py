@@ -34,7 +34,7 @@ from gesso.images.image import Image
 from gesso.infill.edit import edit
 from gesso.infill.infill import infill
 from gesso.infill.results import EditResult
-from gesso.info.device import resident_bytes
+from gesso.memory.device import resident_bytes
 from gesso.serve import startup
 from gesso.serve.adapter_loader import AdapterLoader
 from gesso.serve.collecting import Collector, take_over

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from gesso.errors import GessoError
-from gesso.info.device import keep_within, memory_of
+from gesso.memory.device import keep_within, memory_of
 
 logger = logging.getLogger("gesso")
 

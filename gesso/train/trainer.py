@@ -31,7 +31,7 @@ from gesso.checkpoint.source import open_source
 from gesso.checkpoint.vision import PREFIX, empty_vision, is_buffer
 from gesso.errors import GessoError, InputError
 from gesso.files import locked, remove_all_abandoned, replacing_directory
-from gesso.info.device import keep_within
+from gesso.memory.device import keep_within
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.train import resuming, state

@@ -16,7 +16,7 @@ from gesso.checkpoint import random_weights
 from gesso.checkpoint.streamed import streamed
 from gesso.engine.engine import Engine
 from gesso.errors import InputError
-from gesso.info.memory import token_bytes
+from gesso.memory.weights import token_bytes
 from gesso.train.objective import Objective
 
 TINY = {

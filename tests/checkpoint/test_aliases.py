@@ -8,7 +8,7 @@ from gesso import loading
 from gesso.checkpoint import aliases, source
 from gesso.checkpoint.cache import HubName
 from gesso.errors import DoesNotFitError
-from gesso.info.device import SHARE, DeviceMemory
+from gesso.memory.device import SHARE, DeviceMemory
 
 GIB = 1 << 30
 

@@ -15,7 +15,7 @@ from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.source import Source, open_source
 from gesso.checkpoint.stored import Stored
 from gesso.errors import CheckpointError, InputError
-from gesso.info.budget import Budget
+from gesso.memory.budget import Budget
 from gesso.model.transformer import DiffusionGemma
 
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ import gesso
 from gesso import loading
 from gesso.checkpoint import random_weights
 from gesso.cli.memory import advice
-from gesso.info import device
-from gesso.info.device import DeviceMemory
+from gesso.memory import device
+from gesso.memory.device import DeviceMemory
 from gesso.train import run
 
 Main = Callable[..., SimpleNamespace]

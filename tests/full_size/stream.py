@@ -18,7 +18,7 @@ from gesso.bench.device import wait
 from gesso.bench.model import READ_VALUES, copy_speed, read_speed, step_bytes
 from gesso.checkpoint.streamed import streamed
 from gesso.engine.events import Done, Draft
-from gesso.info.workspace import CONTEXT_BYTES
+from gesso.memory.workspace import CONTEXT_BYTES
 
 PROMPT, NEW, STEPS = 512, 512, 16
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gesso
-from gesso.info.device import process_memory
+from gesso.memory.device import process_memory
 from tests.gpu.device import BIG, DEVICE, DRY_RUN, DTYPE
 
 pytestmark = pytest.mark.gpu

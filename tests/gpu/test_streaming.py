@@ -14,7 +14,7 @@ from gesso.checkpoint.streamed import streamed
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done
 from gesso.engine.request import Request
-from gesso.info.workspace import CONTEXT_BYTES
+from gesso.memory.workspace import CONTEXT_BYTES
 from gesso.settings import Diffusion
 from tests.gpu.device import BIG, DEVICE, DRY_RUN
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gesso.checkpoint import random_weights
-from gesso.info.budget import CONTEXT, PREFILL_CPU, Budget
-from gesso.info.memory import token_bytes
+from gesso.memory.budget import CONTEXT, PREFILL_CPU, Budget
+from gesso.memory.weights import token_bytes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "cpu.md").read_text(encoding="utf-8")
 CONFIG = random_weights.config_of("26b-a4b")

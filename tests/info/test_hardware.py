@@ -15,11 +15,11 @@ from rich.console import Console
 from gesso.checkpoint.vision import vision_bytes
 from gesso.cli import main as cli
 from gesso.errors import InputError
-from gesso.info.fit import BATCHES, PREFILL, RULES, Fit, Plan, expert_share, plan
+from gesso.info.fit import BATCHES, RULES, Fit, Plan, expert_share, plan
 from gesso.info.hardware import CARDS, Card, find
-from gesso.info.memory import PRECISIONS
+from gesso.info.precisions import PRECISIONS
 from gesso.info.render import render_plan
-from gesso.info.workspace import workspace_bytes
+from gesso.memory.workspace import workspace_bytes
 from gesso.model.config import Config
 from tests.info.test_info import REAL, TINY, write
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from gesso.checkpoint.source import open_source
 from gesso.checkpoint.vision import vision_bytes
 from gesso.errors import CheckpointError
-from gesso.info.memory import CONTEXTS, MEMORY_RULES, PRECISIONS
+from gesso.info.precisions import CONTEXTS, MEMORY_RULES, PRECISIONS
 from gesso.info.render import render_report
 from gesso.info.report import Report, describe
 from gesso.model.config import Config

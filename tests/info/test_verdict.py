@@ -10,9 +10,9 @@ import torch
 from gesso import loading
 from gesso.checkpoint.aliases import SOURCES
 from gesso.cli import main as cli
-from gesso.info.device import SHARE, DeviceMemory
 from gesso.info.hardware import CARDS
 from gesso.info.verdict import TITLES
+from gesso.memory.device import SHARE, DeviceMemory
 
 NAMES = ("diffusiongemma", "random:26b-a4b")
 

@@ -8,10 +8,10 @@ import pytest
 from gesso.checkpoint.source import open_source
 from gesso.checkpoint.vision import vision_bytes
 from gesso.errors import InputError
-from gesso.info.device import DeviceMemory, host_memory
-from gesso.info.memory import sequence_bytes
 from gesso.info.report import describe
-from gesso.info.workspace import workspace_bytes
+from gesso.memory.device import DeviceMemory, host_memory
+from gesso.memory.sequences import sequence_bytes
+from gesso.memory.workspace import workspace_bytes
 from gesso.model.config import Config
 from gesso.serve.auto import choose, remeasure
 from gesso.serve.settings import EngineSettings

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gesso.errors import GessoError
-from gesso.info.device import DeviceMemory
+from gesso.memory.device import DeviceMemory
 from gesso.train import memory, run, trainer
 from gesso.train.memory import explained, limit_memory
 from gesso.train.recipe import load

@@ -95,10 +95,25 @@ def unmanaged_bytes(device: "torch.device") -> int:
     """
     import torch
 
-    from gesso.info.workspace import CONTEXT_BYTES
+    from gesso.memory.workspace import CONTEXT_BYTES
 
     counted = _counted_by_driver(device)
     return CONTEXT_BYTES if counted is None else max(0, counted - torch.cuda.memory_reserved(device))
+
+
+def restart_peak(device: "torch.device") -> None:
+    """Return unused memory of a GPU to the driver, and measure the peak from now on."""
+    import torch
+
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: "torch.device") -> int:
+    """Return the most GPU memory that this process had since `restart_peak`, with CUDA context and loaded kernels."""
+    import torch
+
+    return torch.cuda.max_memory_reserved(device) + unmanaged_bytes(device)
 
 
 def memory_of(device: "torch.device", *, ours: bool = False) -> DeviceMemory:
@@ -161,14 +176,35 @@ def host_memory(proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs
     return min(total, int(limit)), min(free, max(0, int(limit) - int(used)))
 
 
+def used_bytes(device: "torch.device") -> int:
+    """Return the GPU memory that torch's allocator has taken, or on a CPU the resident memory of this process."""
+    if device.type != "cuda":
+        return resident_bytes()[0]
+    import torch
+
+    return torch.cuda.memory_reserved(device)
+
+
 def resident_bytes(status: Path = Path("/proc/self/status")) -> tuple[int, int]:
-    """Return the memory of this process that is resident now, and the most that was; zeros if it is not Linux."""
+    """Return the memory of this process that is resident now, and the most that was.
+
+    Outside of Linux only the latter is known, and stands for both; on Windows, both are 0.
+    """
     try:
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
     except OSError:
-        return 0, 0
+        most = _most_resident()
+        return most, most
     now, most = (1024 * int(lines[name].split()[0]) for name in ("VmRSS", "VmHWM"))
     return now, most
+
+
+def _most_resident() -> int:
+    try:
+        from resource import RUSAGE_SELF, getrusage
+    except ImportError:  # Windows
+        return 0
+    return getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _physical_memory() -> int:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gesso.info.allocator import EXPANDABLE, allocator_settings
+from gesso.memory.allocator import EXPANDABLE, allocator_settings
 
 # Prints the configuration when torch is imported, and stops there.
 WATCH = """

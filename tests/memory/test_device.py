@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gesso.info.device import keep_within, process_memory
-from gesso.info.workspace import CONTEXT_BYTES
+from gesso.memory.device import keep_within, process_memory
+from gesso.memory.workspace import CONTEXT_BYTES
 
 GPU = torch.device("cuda", 1)
 SECOND = "second-uuid"  # of that GPU

@@ -6,33 +6,26 @@ copies all of them, so as few layers as possible stream.
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from gesso.checkpoint.parameters import empty_model
 from gesso.checkpoint.quantize.formats import check_known
 from gesso.checkpoint.source import Source
 from gesso.checkpoint.streamed import SLOTS
 from gesso.checkpoint.vision import has_vision, vision_bytes
-from gesso.errors import DoesNotFitError
-from gesso.info.device import DeviceMemory, shown_memory
-from gesso.info.memory import (
-    cpu_weight_bytes,
-    gigabytes,
-    precision_of,
-    recipe_bytes,
-    sequence_bytes,
-    unpacks,
-    weight_bytes,
-)
-from gesso.info.workspace import SEEN_BYTES, workspace_bytes
+from gesso.errors import DoesNotFitError, InputError
+from gesso.memory.device import DeviceMemory, shown_memory
+from gesso.memory.sequences import sequence_bytes
+from gesso.memory.units import gigabytes
+from gesso.memory.weights import NOT_PACKED, WeightSize, config_sizes, source_sizes, token_bytes, unpacks
+from gesso.memory.workspace import SEEN_BYTES, workspace_bytes
 from gesso.model.config import Config
 from gesso.model.quantization_config import MIXED
 
 CONTEXT = 8192  # tokens; preferred to a larger batch and to a wider precision
 PREFILL_GPU, PREFILL_CPU = 2048, 256  # on a CPU, one prefill chunk takes as long as a denoising step
-PRECISIONS = ("none", "fp8", "int4")  # widest first
-PRECISIONS_CPU = ("none", "fp8", MIXED, "int4")
-MOST = 1024  # largest batch considered
+PRECISIONS = (NOT_PACKED, "fp8", "int4")  # widest first
+PRECISIONS_CPU = (NOT_PACKED, "fp8", MIXED, "int4")
+MOST = 4096  # largest batch considered
 HOST_RESERVE = 2 * 10**9  # bytes of free host memory that stay free: for this process, and the file that is read
 
 
@@ -54,8 +47,8 @@ class Budget:
     """Sizes of weights, workspace and KV cache, and the batches and contexts that fit a number of bytes.
 
     `value_bytes` is the size of a number in the dtype of the computation. `host` is the host memory for streamed
-    experts; 0 where they cannot stream, as on a CPU. `sizes` are the bytes of each parameter of a checkpoint whose
-    formats are those of another tool. With `on_cpu`, quantizations apply to as many matrices as on a CPU. `vision` are
+    experts; 0 where they cannot stream, as on a CPU. `sizes` are those of the weights of a checkpoint whose formats are
+    another tool's. With `on_cpu`, quantizations apply to as many matrices as on a CPU. `vision` are
     the bytes of the vision tower, which is never packed and stays in host memory if experts stream.
     """
 
@@ -66,52 +59,50 @@ class Budget:
         value_bytes: int,
         prefill: int,
         host: int = 0,
-        sizes: Mapping[str, int] | None = None,
+        sizes: Mapping[str, WeightSize] | None = None,
         *,
         on_cpu: bool = False,
         vision: int = 0,
     ) -> None:
         self.config, self.size, self.value_bytes, self.prefill, self.host = config, size, value_bytes, prefill, host
         self.sizes, self.on_cpu, self.vision = sizes, on_cpu, vision
-        model = empty_model(replace(config, quantization=None))
-        self._shapes = list(model.named_parameters())
-        self._counted: dict[str, tuple[int, list[int]]] = {}  # by quantization
+        self._counted: dict[str, Mapping[str, WeightSize]] = {}  # by quantization
 
     def weights(self, quantize: str, streamed: Sequence[int] = ()) -> int:
         """Return the bytes of the weights on the device, with the slots that streamed layers share."""
-        weights, experts = self._bytes(quantize)
-        slots = SLOTS * max((experts[layer] for layer in streamed), default=0)
-        vision = 0 if streamed else self.vision
-        return vision + weights - self.streamed(quantize, streamed) + slots
+        weights = sum(size.nbytes for size in self.sizes_of(quantize).values())
+        if not streamed:
+            return self.vision + weights
+        copied = [self.streamed(quantize, [layer]) for layer in streamed]
+        return weights - sum(copied) + SLOTS * max(copied)
 
     def streamed(self, quantize: str, layers: Sequence[int]) -> int:
-        """Return the bytes of the experts of these layers."""
-        return sum(self._bytes(quantize)[1][layer] for layer in layers)
+        """Return the bytes of the experts of these layers that are in host memory if the layers stream."""
+        starts = tuple(f"decoder.layers.{layer}.experts." for layer in layers)
+        experts = (size for name, size in self.sizes_of(quantize).items() if name.startswith(starts))
+        return sum(size.nbytes - size.resident for size in experts)
 
-    def _bytes(self, quantize: str) -> tuple[int, list[int]]:
-        """Return the bytes of all weights, and of the experts of each layer."""
-        packed = self.config.quantization or quantize
-        if packed not in self._counted:
-            sizes = self.sizes_of(quantize)
-            starts = [f"decoder.layers.{layer}.experts." for layer in range(len(self.config.layers))]
-            experts = [sum(size for name, size in sizes.items() if name.startswith(start)) for start in starts]
-            self._counted[packed] = sum(sizes.values()), experts
-        return self._counted[packed]
-
-    def sizes_of(self, quantize: str) -> Mapping[str, int]:
-        """Return the bytes of every weight by its name in the model."""
-        packed = self.config.quantization or quantize
+    def sizes_of(self, quantize: str) -> Mapping[str, WeightSize]:
+        """Return the size of every weight by its name in the model."""
         if self.sizes is not None:
             return self.sizes
-        if self.on_cpu and not self.config.quantization and packed != "none":
-            return {name: cpu_weight_bytes(name, p, packed, self.value_bytes) for name, p in self._shapes}
-        precision = "bf16" if packed == "none" else precision_of(packed)
-        return {name: weight_bytes(name, p, precision, self.value_bytes) for name, p in self._shapes}
+        if quantize not in self._counted:
+            self._counted[quantize] = config_sizes(self.config, quantize, self.value_bytes, on_cpu=self.on_cpu)
+        return self._counted[quantize]
 
     def workspace(self, batch: int) -> int:
         sizes, images = (self.prefill, self.config.canvas_length, self.value_bytes), self.vision > 0
         kept = SEEN_BYTES if images and self.on_cpu else 0
         return workspace_bytes(self.config, batch, *sizes, images=images) + kept
+
+    def token(self, quantize: str) -> int:
+        """Return the bytes that writing one token by itself reads."""
+        sizes = {name: size.nbytes for name, size in self.sizes_of(quantize).items()}
+        return token_bytes(sizes, self.config)
+
+    def total(self, quantize: str, context: int, batch: int) -> int:
+        """Return the bytes of the weights, and of `batch` sequences of this length with their workspace."""
+        return self.weights(quantize) + self.workspace(batch) + batch * self.sequence(context)
 
     def sequence(self, context: int) -> int:
         return sequence_bytes(self.config, context, self.value_bytes)
@@ -133,7 +124,15 @@ class Budget:
         """Return the precisions that the checkpoint can be loaded in, widest first."""
         if self.config.quantization:
             return PRECISIONS[:1]
-        return PRECISIONS_CPU if self.on_cpu else PRECISIONS
+        return [name for name in (PRECISIONS_CPU if self.on_cpu else PRECISIONS) if self._is_storable(name)]
+
+    def _is_storable(self, quantize: str) -> bool:
+        """Return whether every matrix has a size that its format can store: rows of whole groups."""
+        try:
+            self.sizes_of(quantize)
+        except InputError:
+            return False
+        return True
 
     def widest(self, allowed: Sequence[str], context: int, batch: int, *, shorter: bool) -> str | None:
         """Return the first precision in which `batch` texts of `context` tokens fit.
@@ -216,7 +215,7 @@ def budget_of(
     size, sizes = found.budget(memory), None
     if source.is_foreign:
         unpacked = not on_gpu and unpacks(source, value_bytes, size)
-        sizes = recipe_bytes(source, value_bytes, on_gpu, unpacked=unpacked)
+        sizes = source_sizes(source, value_bytes, on_gpu, unpacked=unpacked)
     vision = 0 if text_only or not has_vision(source) else vision_bytes(source.config, value_bytes if on_gpu else 2)
     return Budget(source.config, size, value_bytes, prefill or usual, host, sizes, on_cpu=not on_gpu, vision=vision)
 

@@ -12,9 +12,9 @@ from gesso.checkpoint import random_weights
 from gesso.checkpoint.source import Source
 from gesso.checkpoint.vision import vision_bytes
 from gesso.errors import DoesNotFitError, InputError
-from gesso.info import device
-from gesso.info.budget import CONTEXT, HOST_RESERVE, PRECISIONS_CPU, Budget, Placement, choose_placement, spread
-from gesso.info.device import DeviceMemory, memory_of, read_memory
+from gesso.memory import device
+from gesso.memory.budget import CONTEXT, HOST_RESERVE, PRECISIONS_CPU, Budget, Placement, choose_placement, spread
+from gesso.memory.device import DeviceMemory, memory_of, read_memory
 from gesso.model.config import Config
 
 GB = 10**9

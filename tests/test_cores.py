@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import gesso
+from gesso import cores
+from gesso.cores import threads_for, usable_cores
 from gesso.errors import InputError
-from gesso.info import cores
-from gesso.info.cores import threads_for, usable_cores
 
 
 def machine(directory: Path, siblings: dict[int, str], name: str = "core_cpus_list") -> Path:

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from gesso.engine import seen
-from gesso.info import workspace
-from gesso.info.budget import Budget
-from gesso.info.workspace import CONTEXT_BYTES, workspace_bytes
+from gesso.memory import workspace
+from gesso.memory.budget import Budget
+from gesso.memory.workspace import CONTEXT_BYTES, workspace_bytes
 from gesso.model.config import Config
 from gesso.model.vision import Vision
 from tests.info.test_info import REAL, write

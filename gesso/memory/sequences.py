@@ -1,0 +1,23 @@
+"""Bytes of KV cache, counted on the meta device by the cache that the engine uses."""
+
+from gesso.model.config import Config
+
+
+def cache_bytes(config: Config, context: int) -> int:
+    """Return the bytes of the KV cache of one sequence in bf16."""
+    import torch
+
+    from gesso.model.cache import KVCache
+
+    return KVCache(config, 1, context, torch.device("meta"), torch.bfloat16).nbytes
+
+
+def sequence_bytes(config: Config, context: int, value_bytes: int = 2) -> int:
+    """Return the bytes of one sequence in the engine: its KV cache, and the copy of its sliding-window rings."""
+    import torch
+
+    from gesso.model.cache import KVCache
+
+    cache = KVCache(config, 1, context, torch.device("meta"), torch.bfloat16)
+    cache.save(0, 0)
+    return cache.nbytes * value_bytes // 2
