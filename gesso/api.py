@@ -100,8 +100,7 @@ class Gesso:
             write: "canvas" denoises canvases. With "tokens", the causal encoder writes one token per pass; with
                 "verified", the same tokens, several per pass. Default: `Gesso.writing`, but always canvases if the
                 request has pins, a constraint, a preset except "laptop", or a setting of canvases.
-            steps, entropy_bound, t_max, t_min, stability, confidence, greed, top_k, top_p, min_p, sampler, stopping,
-            canvas_length, eos_settles, settle: the fields of `gesso.Diffusion`; they take precedence over the preset.
+            any field of `gesso.Diffusion`, such as `steps` or `sampler`: it takes precedence over the preset.
 
         Constraint, one at most:
             choice: texts, one of which is written.

@@ -13,13 +13,13 @@ from tests.conftest import CORE, SLOW, TESTS
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "gesso"
 
-BASE = {"errors", "checks", "files", "printable", "removed", "renamed", "rules", "settings"}
+BASE = {"errors", "checks", "files", "printable", "progress", "removed", "renamed", "rules", "settings"}
 IMAGES = BASE | {"images"}
 MODEL = BASE | {"model"}
 CHECKPOINT = MODEL | {"checkpoint", "bundled"}
 WEIGHTS = CHECKPOINT | {"adapters"}
 TEXT = IMAGES | {"chat"}
-ENGINE = MODEL | {"diffusion", "backends", "constraints", "chat", "images"}
+ENGINE = MODEL | {"diffusion", "backends", "constraints", "chat", "images", "memory"}
 API = ENGINE | WEIGHTS | {"engine", "infill", "api", "options", "presets", "requests", "results", "loading"}
 # Each package with the packages it may import, itself aside.
 BELOW = {
@@ -31,6 +31,8 @@ BELOW = {
     "renamed": {"checks", "errors"},
     "rules": set(),
     "own_code": {"errors"},
+    "cores": BASE,
+    "progress": {"printable"},
     "settings": BASE,
     "images": BASE,
     "model": BASE,
@@ -40,6 +42,7 @@ BELOW = {
     "chat": IMAGES,
     "bundled": BASE,
     "checkpoint": CHECKPOINT,
+    "memory": CHECKPOINT,
     "constraints": TEXT,
     "engine": ENGINE,
     "infill": ENGINE | {"engine"},
@@ -48,15 +51,15 @@ BELOW = {
     "requests": ENGINE | CHECKPOINT | {"engine", "options", "presets"},
     "results": BASE | {"chat", "engine", "images"},
     "api": API,
-    "loading": API | {"info"},
-    "info": WEIGHTS | {"chat", "images"},
-    "train": WEIGHTS | {"diffusion", "chat", "backends", "images", "info", "own_code"},
+    "loading": API | {"cores"},
+    "info": CHECKPOINT | {"memory", "chat", "images"},
+    "train": WEIGHTS | {"memory", "diffusion", "chat", "backends", "images", "own_code"},
     "eval": API | {"own_code"},
-    "serve": API | {"info"},
+    "serve": API,
     "trace": API | {"serve"},
     "distill": API | {"train", "eval"},
-    "bench": API | {"serve", "train", "eval", "info"},
-    "cli": API | {"own_code", "serve", "train", "eval", "distill", "info", "trace", "bench"},
+    "bench": API | {"serve", "train", "eval"},
+    "cli": API | {"cores", "own_code", "serve", "train", "eval", "distill", "info", "trace", "bench"},
 }
 
 

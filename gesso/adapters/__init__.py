@@ -3,7 +3,18 @@
 `merging.py` merges one into a checkpoint on disk.
 """
 
-from gesso.adapters.attach import TARGETS, LoraSettings, StoredAdapter, activate, active, add, attach, merge, remove
+from gesso.adapters.attach import (
+    TARGETS,
+    LoraSettings,
+    StoredAdapter,
+    activate,
+    active,
+    add,
+    attach,
+    factor_values,
+    merge,
+    remove,
+)
 from gesso.adapters.files import load, read, save
 from gesso.adapters.lora import adaptable_weights, attached
 
@@ -17,6 +28,7 @@ __all__ = [
     "add",
     "attach",
     "attached",
+    "factor_values",
     "load",
     "merge",
     "read",

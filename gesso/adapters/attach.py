@@ -4,6 +4,7 @@ O outputs, I inputs, L rank.
 """
 
 import copy
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gesso.adapters.lora import Lora, adapter_sites, attached, make_adaptable, switch, weight_of
+from gesso.adapters.lora import Lora, adaptable_weights, adapter_sites, attached, make_adaptable, switch, weight_of
 from gesso.checkpoint.parameters import checkpoint_name
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.streamed import check_resident
@@ -73,6 +74,16 @@ def add(model: DiffusionGemma, settings: LoraSettings, name: str = "default", se
         site.put(name, made[id(weight)])
     activate(model, name)
     train_only(model, name)
+
+
+def factor_values(model: DiffusionGemma, settings: LoraSettings) -> int:
+    """Return how many values the factors of a new adapter have. The model may be one without weights."""
+    targets = {path: weight for path, weight in adaptable_weights(model).items() if groups_of([path], settings.targets)}
+    count = 0
+    for weight in {id(weight): weight for weight in targets.values()}.values():  # shared ones have one adapter
+        *experts, outputs, inputs = weight.shape
+        count += math.prod(experts) * settings.rank * (outputs + inputs)
+    return count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,15 +7,17 @@ data files of the dataset, and which of them are here with the right hash.
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gesso.checkpoint.cache import COMMIT, PARTIAL, Entry, HubName, Repository, cache_directory
-from gesso.checkpoint.download import check_space, download, progress
+from gesso.checkpoint.download import check_space, download
 from gesso.checkpoint.hub import entries, explained, request_headers
 from gesso.checkpoint.safetensors import is_plain
 from gesso.errors import CheckpointError, InputError
+from gesso.progress import Progress
 
 # Words for splits, as the hub recognizes them in the names of files and folders.
 SPLITS = ("train", "training", "test", "testing", "eval", "evaluation", "validation", "valid", "val", "dev")
@@ -113,7 +115,8 @@ def _download(name: DatasetName, repository: Repository, suffixes: Sequence[str]
     total = sum(listed[file].size for file in missing)
     partial = [repository.blob(listed[file].hash + PARTIAL) for file in missing]
     check_space(total - sum(path.stat().st_size for path in partial if path.exists()), repository.path, str(name))
-    with progress(total, str(name)) as advance:
+    with Progress(in_bytes=True, visible=sys.stderr.isatty()) as progress:
+        advance = partial(progress.add, str(name), total)
         for file in missing:
             url = hf_hub_url(name.repository, file, repo_type="dataset", revision=commit)
             blob = repository.blob(listed[file].hash)

@@ -4,9 +4,7 @@ import hashlib
 import io
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -112,18 +110,3 @@ def _bar(advance: Advance) -> Any:
         def close(self) -> None: ...
 
     return Bar
-
-
-@contextmanager
-def progress(total: int, label: str) -> Iterator[Advance]:
-    """Yield a function that reports downloaded bytes: to a progress bar if stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn(label), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda count: bar.advance(task, count)

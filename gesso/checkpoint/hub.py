@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import struct
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,10 +27,11 @@ from gesso.checkpoint.cache import (
     find_unverified,
     ggufs,
 )
-from gesso.checkpoint.download import Advance, check_space, download, first_bytes, hash_of, progress
+from gesso.checkpoint.download import Advance, check_space, download, first_bytes, hash_of
 from gesso.checkpoint.safetensors import INDEX, SINGLE, is_plain, weights_named
 from gesso.errors import CheckpointError
 from gesso.files import read_json
+from gesso.progress import Progress
 
 logger = logging.getLogger("gesso")
 
@@ -85,9 +87,9 @@ class _Download:
             self._record(files, verified=False)
         if left > ANNOUNCED:
             logger.warning("downloading %s: %.1f GB into %s", self.name, left / 1e9, self.repository.path)
-        with progress(total, str(self.name)) as advance:
+        with Progress(in_bytes=True, visible=sys.stderr.isatty()) as progress:
             for file in missing:
-                self._fetch(file, advance)
+                self._fetch(file, partial(progress.add, str(self.name), total))
         self._publish(files)
         snapshot = self.repository.snapshot(self.commit)
         return snapshot / files[0] if self.name.file else snapshot

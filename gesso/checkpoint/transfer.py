@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol, Self
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from gesso.checkpoint.stored import Recipe, Stored
 from gesso.errors import CheckpointError
+from gesso.progress import Progress
 
 THREADS = 8
 CHUNK = 16 * 2**20  # bytes that a thread reads and copies at once
@@ -257,7 +259,7 @@ def watched(report: Callable[[int, int], None]) -> Iterator[None]:
 
 @contextmanager
 def _progress(total: int, label: str) -> Iterator[Callable[[int], None]]:
-    """Yield a function that reports the bytes of a tensor: to the callback, to a progress bar, or nowhere."""
+    """Yield a function that reports the bytes of a tensor: to the callback, to a terminal, or nowhere."""
     if report := _progress_callback.get():
         done = 0
 
@@ -268,13 +270,6 @@ def _progress(total: int, label: str) -> Iterator[Callable[[int], None]]:
 
         yield advance
         return
-    if total < LONG_LOAD or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(label), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda amount: bar.advance(task, amount)
+    visible = total >= LONG_LOAD and sys.stderr.isatty()
+    with Progress(in_bytes=True, visible=visible) as progress:
+        yield partial(progress.add, label, total)

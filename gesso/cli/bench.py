@@ -1,6 +1,7 @@
 """`gesso bench`."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -8,10 +9,10 @@ import typer
 
 import gesso
 from gesso.cli.options import ModelOptions, rule_of, with_options
-from gesso.cli.progress import show_progress
 from gesso.cli.terminal import print_json, print_styled
 from gesso.errors import InputError
 from gesso.memory.allocator import allocator_settings
+from gesso.progress import Progress
 from gesso.settings import SETTINGS
 
 SUBJECTS = ("model", "step", "kernels", "images", "train", "constraints", "schemas", "serve")
@@ -147,8 +148,9 @@ def bench(
         from gesso.bench import schemas
 
         model = None if loading.model is None else gesso.load(loading.model, **loading.keywords())
-        with show_progress("schemas") as progress:
-            found = schemas.measure(data, answers=answers, workers=workers, limit=limit, model=model, progress=progress)
+        with Progress() as progress:
+            show = partial(progress.show, "schemas")
+            found = schemas.measure(data, answers=answers, workers=workers, limit=limit, model=model, progress=show)
         print_json(found) if json else print_styled(lambda console: schemas.render(found, console))
     elif what == "serve":
         from gesso.bench import serve

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gesso.cli.options import Denoising, Model, with_options
-from gesso.cli.progress import show_progress
 from gesso.cli.terminal import note, print_text
 from gesso.cli.train import is_given, train_recipe
 from gesso.errors import InputError
+from gesso.progress import Progress
 
 if TYPE_CHECKING:
     from gesso.distill.prompts import Prompts
@@ -212,7 +212,8 @@ def _record(
         return True
     g = gesso.load(model, quantize=quantize, adapter=adapter, max_batch=batch, write="canvas")
     try:
-        with show_progress("recording runs") as show:
+        with Progress() as progress:
+            show = partial(progress.show, "recording runs")
             complete = record(g, prompts, directory, named, options, batch=batch, show=show, minutes=minutes)
     finally:
         del g

@@ -5,15 +5,16 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gesso.cli.options import Candidates, Denoising, Loading, with_options
-from gesso.cli.progress import show_progress
 from gesso.cli.terminal import print_json, print_text
 from gesso.errors import InputError
+from gesso.progress import Progress
 
 COUNT = 100
 TASKS = "sudoku, python_infill, structured or decide"
@@ -155,8 +156,9 @@ def _evaluate(
 
     if steps is not None:
         settings = {**settings, "steps": steps}
-    with show_progress(task.name if steps is None else f"{task.name}, --steps {steps}") as progress:
-        return evaluate(g, task, items, progress=progress, **settings)
+    label = task.name if steps is None else f"{task.name}, --steps {steps}"
+    with Progress() as progress:
+        return evaluate(g, task, items, progress=partial(progress.show, label), **settings)
 
 
 def _own_data(data: Sequence[Path] | None, score: str | None, clues: str | None, plot: Path | None) -> "Task":

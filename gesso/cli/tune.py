@@ -2,24 +2,20 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, TimeElapsedColumn
 
 from gesso import renamed
 from gesso.cli.eval import clue_range
 from gesso.cli.options import Loading, with_options
 from gesso.cli.terminal import note, print_json, print_text
 from gesso.errors import InputError
+from gesso.progress import Progress
 from gesso.settings import BY_TOKEN, SAMPLERS, WRITES, WriteName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gesso.eval import Item
     from gesso.eval.tune.measure import Judge
     from gesso.eval.tune.run import Tuning
@@ -94,7 +90,7 @@ def tune(
     if max_new_tokens is not None:
         options = {**options, "max_new_tokens": max_new_tokens}
     g = loading.load(max_batch=batch)
-    with _shown() as progress:
+    with Progress() as progress:
         found = tuning.tune(
             g,
             name,
@@ -106,7 +102,7 @@ def tune(
             options=options,
             minutes=minutes,
             seed=seed,
-            progress=progress,
+            progress=progress.show,
         )
     if json:
         print_json(report.to_dict(found))
@@ -178,23 +174,6 @@ def _items(
     rows = OwnData(data=paths, kind=score[0] if score else "exact", needs_answers=scored)
     tuning, confirming = split(list(rows.items("test", sys.maxsize, seed)), held_out, seed)
     return rows.name, ByTask(rows) if scored else ByModel(), (tuning[:count], confirming), {}
-
-
-@contextmanager
-def _shown() -> "Iterator[Callable[[str, int, int], None]]":
-    """Show a progress bar on a terminal, and a line per stage elsewhere."""
-    stages: dict[str, Any] = {}
-    columns = (*Progress.get_default_columns(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-
-        def update(stage: str, done: int, total: int) -> None:
-            if stage not in stages:
-                stages[stage] = bar.add_task(stage, total=total)
-                if not sys.stderr.isatty():
-                    note(f"{stage}, {total} answers")
-            bar.update(stages[stage], completed=done)
-
-        yield update
 
 
 def _write(found: "Tuning", directory: Path, write: Callable[..., None]) -> None:

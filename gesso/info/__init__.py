@@ -1,8 +1,6 @@
-"""The size of a checkpoint, the memory it needs, and its fit on a device or a graphics card.
+"""The report on a checkpoint, and its fit on a graphics card. The figures are counted by `gesso.memory`.
 
-- `report`: architecture, parameters, files and problems of a checkpoint.
-- `memory`: bytes of weights and KV cache. `workspace`: bytes of a pass beside them.
-- `device`: the memory of this machine's devices. `budget`: what fits in it, also for `gesso.load` and the server.
+- `report`: architecture, parameters, memory, files and problems of a checkpoint. `formats`: how it is stored.
 - `hardware`: datasheet figures of graphics cards. `fit`: what fits on a card, and a lower bound for the time of a step.
-- `render`: both as tables on a terminal.
+- `precisions`: the rows and columns of the tables. `verdict`: the first line. `render`: all as tables on a terminal.
 """

@@ -12,8 +12,8 @@ MEMORY_RULES = (
     "bf16: 2 bytes per value.",
     "fp8: 1 byte per value of the attention, MLP, expert and self-conditioning matrices and of the embeddings, and a "
     "float32 scale for each of their output channels (of each expert); norms and router stay in bf16.",
-    "4-bit: 4.5 bits per value of the experts, as counted for int4 (32 values share a scale in bf16; in NVFP4, 16 share "
-    "one in FP8); the rest as in fp8. It is left out if the rows of a matrix are not whole groups.",
+    "4-bit: 4.5 bits per value of the experts, as counted for int4, in which 32 values share a scale in bf16 (in "
+    "NVFP4, 16 share one in FP8); the rest as in fp8. Left out if rows of a matrix are not whole groups.",
     "Cache: bf16, one sequence; global layers keep every token, sliding layers the last window + 63.",
     "The workspace of a pass (activations, logits) comes on top.",
 )

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from gesso.adapters import LoraSettings
 from gesso.bundled import BASE
 from gesso.chat.tokenizer import Tokenizer
@@ -16,6 +18,7 @@ from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.source import open_source
 from gesso.errors import InputError
+from gesso.memory.units import gigabytes
 from gesso.model.config import Config
 from gesso.train import held_out
 from gesso.train.data import Dataset, Example, Rejected
@@ -31,6 +34,7 @@ from gesso.train.defaults import (
 from gesso.train.files import SUFFIXES
 from gesso.train.image_rows import ImageReader
 from gesso.train.learned import has_prompt
+from gesso.train.memory import Forecast, forecast
 from gesso.train.reading import TOO_LONG
 from gesso.train.recipe import (
     DataSettings,
@@ -87,6 +91,7 @@ class Plan:
     longest: int
     rejected: tuple[Rejected, ...]
     cut: int  # texts shown in sections because they are longer than max_length
+    memory: Forecast | None  # on a GPU; None on a CPU
 
     @property
     def epochs(self) -> float:
@@ -111,6 +116,11 @@ class Plan:
             f"canvases of {canvas}",
             f"rate     {recipe.optimizer.lr:.2g}, cosine to 10 %, after {recipe.optimizer.warmup} steps of warm-up",
         ]
+        if self.memory:
+            lines.append(
+                f"memory   about {gigabytes(self.memory.total)} on the GPU: weights {gigabytes(self.memory.weights)}, "
+                f"adapter with gradients and moments {gigabytes(self.memory.adapter)}, and a step"
+            )
         if self.cut:
             lines.append(
                 f"cut      {self.cut:,} texts are longer than {recipe.data.max_length:,} tokens: shown in sections"
@@ -166,8 +176,13 @@ def make_plan(given: Given, device: str, *, check: bool = False) -> Plan:
         steps = math.ceil(steps / every) * every  # the last step is evaluated too
     lr = given.lr or adapter_rate(config, defaults.rate)
     rank = given.rank or defaults.rank
+    lora = LoraSettings(rank=rank, alpha=2.0 * rank, targets=given.targets or defaults.targets)
+    dtype = frozen_dtype(config, device)
+    memory = None
+    if device != "cpu" and not check:
+        memory = forecast(open_source(directory), getattr(torch, dtype), given.quantize, lora)
     recipe = Recipe(
-        model=ModelSettings(path=given.model, dtype=frozen_dtype(config, device), quantize=given.quantize),
+        model=ModelSettings(path=given.model, dtype=dtype, quantize=given.quantize),
         data=settings,
         objective=ObjectiveSettings(
             canvases_per_example=CANVASES,
@@ -186,7 +201,7 @@ def make_plan(given: Given, device: str, *, check: bool = False) -> Plan:
             checkpoint_activations=count >= LARGE,
             log=given.log,
         ),
-        lora=LoraSettings(rank=rank, alpha=2.0 * rank, targets=given.targets or defaults.targets),
+        lora=lora,
         held_out=HeldOutSettings(every=every, files=own, patience=given.patience) if held else None,
     )
     return Plan(
@@ -196,6 +211,7 @@ def make_plan(given: Given, device: str, *, check: bool = False) -> Plan:
         longest=longest,
         rejected=tuple(dataset.rejected),
         cut=cut,
+        memory=memory,
     )
 
 

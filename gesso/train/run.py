@@ -8,12 +8,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from gesso.adapters import LoraSettings
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.load import load
 from gesso.checkpoint.source import open_source
 from gesso.errors import InputError
+from gesso.memory.device import memory_of
 from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
@@ -24,9 +26,9 @@ from gesso.train.distilled import Distilled
 from gesso.train.held_out import Answer, HeldOut, split
 from gesso.train.image_rows import ImageReader
 from gesso.train.learned import Learned, has_prompt, try_rows
-from gesso.train.memory import explained, limit_memory
+from gesso.train.memory import explained, forecast, limit_memory
 from gesso.train.processes import join_processes
-from gesso.train.progress import Progress
+from gesso.train.progress import TrainingProgress
 from gesso.train.recipe import Recipe
 from gesso.train.source import MakeSource, find_source
 from gesso.train.trainer import Report, Score, Trainer
@@ -85,9 +87,10 @@ def train(
         directory = directory_of(recipe)
         config = Config.from_directory(directory)
         tokenizer, eos = Tokenizer.from_directory(directory), eos_of(directory)
+        _check_memory(recipe, directory, device, limit)
         data = _source(recipe, directory, tokenizer)(recipe.data, tokenizer, eos)
         visible = report is None and int(os.environ.get("RANK", 0)) == 0
-        with explained(), Progress(recipe.run.steps, device, visible=visible) as line:
+        with explained(), TrainingProgress(recipe.run.steps, device, visible=visible) as line:
             held_out = None
             if recipe.held_out:
                 if not isinstance(data, Dataset):
@@ -104,6 +107,20 @@ def train(
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _check_memory(recipe: Recipe, directory: Path, device: torch.device, limit: int | None) -> None:
+    """Reject a new adapter that cannot be trained in the memory of this process' GPU."""
+    if (
+        device.type != "cuda"
+        or dist.is_initialized()
+        or not isinstance(recipe.lora, LoraSettings)
+        or recipe.model.scratch
+    ):
+        return
+    usable = memory_of(device).free if limit is None else limit
+    expected = forecast(open_source(directory), DTYPES[recipe.model.dtype], recipe.model.quantize, recipe.lora)
+    expected.check(usable)
 
 
 def _by_heart(recipe: Recipe, config: Config, data: Dataset) -> bool:

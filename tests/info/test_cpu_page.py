@@ -7,7 +7,6 @@ import pytest
 
 from gesso.checkpoint import random_weights
 from gesso.memory.budget import CONTEXT, PREFILL_CPU, Budget
-from gesso.memory.weights import token_bytes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "cpu.md").read_text(encoding="utf-8")
 CONFIG = random_weights.config_of("26b-a4b")
@@ -25,7 +24,7 @@ def test_limits_are_bandwidth_over_bytes_per_token() -> None:
     assert len(found) == 7
     for _, bandwidth, *limits, _ in found:
         for quantize, limit in zip(("int4", "int4-int8"), limits, strict=True):
-            size = token_bytes(BUDGET.sizes_of(quantize), CONFIG) / 1e9
+            size = BUDGET.token(quantize) / 1e9
             assert float(limit) == pytest.approx(float(bandwidth) / size, rel=0.01), (quantize, bandwidth)
             assert f"{size:.2f} GB" in PAGE
 

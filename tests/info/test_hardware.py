@@ -19,6 +19,7 @@ from gesso.info.fit import BATCHES, RULES, Fit, Plan, expert_share, plan
 from gesso.info.hardware import CARDS, Card, find
 from gesso.info.precisions import PRECISIONS
 from gesso.info.render import render_plan
+from gesso.memory.budget import PREFILL_GPU
 from gesso.memory.workspace import workspace_bytes
 from gesso.model.config import Config
 from tests.info.test_info import REAL, TINY, write
@@ -42,7 +43,7 @@ def tiny(tmp_path_factory) -> Path:
 
 def workspace(batch: int) -> int:
     """Return the workspace of the 26B, which does not depend on the card."""
-    return workspace_bytes(Config.from_dict(REAL), batch, PREFILL, 256)
+    return workspace_bytes(Config.from_dict(REAL), batch, PREFILL_GPU, 256)
 
 
 def of(found: Plan, precision: str) -> Fit:

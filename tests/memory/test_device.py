@@ -6,7 +6,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gesso.memory.device import keep_within, process_memory
+from gesso.memory import device
+from gesso.memory.device import (
+    keep_within,
+    peak_bytes,
+    process_memory,
+    resident_bytes,
+    restart_peak,
+    used_bytes,
+)
 from gesso.memory.workspace import CONTEXT_BYTES
 
 GPU = torch.device("cuda", 1)
@@ -67,3 +75,27 @@ def test_a_limit_below_the_context_leaves_nothing(nvidia_smi, fractions):
     nvidia_smi(f"GPU-{SECOND}, {os.getpid()}, 800\\n")
     keep_within(GPU, 1 << 20)
     assert fractions == [(0.0, 1)]
+
+
+def test_the_peak_counts_context_and_kernels_as_measured(nvidia_smi, fractions, monkeypatch):
+    restarted = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: restarted.append("cache"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", restarted.append)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 250 << 20)
+    nvidia_smi(f"GPU-{SECOND}, {os.getpid()}, 800\\n")  # 100 of them are torch's
+    restart_peak(GPU)
+    assert restarted == ["cache", GPU]
+    assert peak_bytes(GPU) == (250 + 700) << 20
+
+
+def test_memory_of_the_process_is_resident_memory_on_a_cpu_and_that_of_torch_on_a_gpu(fractions):
+    assert used_bytes(GPU) == 100 << 20
+    assert 10**7 < used_bytes(torch.device("cpu")) <= resident_bytes()[1]
+
+
+def test_resident_memory_is_the_peak_where_the_system_has_no_status_file(tmp_path):
+    status = tmp_path / "status"
+    assert resident_bytes(status) == (device._most_resident(),) * 2
+    assert resident_bytes(status)[0] > 10**7
+    status.write_text("VmHWM:  30 kB\nVmRSS:  20 kB\n")
+    assert resident_bytes(status) == (20_480, 30_720)

@@ -1,12 +1,21 @@
 """The limit of GPU memory in training, and the message when it runs out."""
 
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
+from gesso import adapters
+from gesso.adapters import LoraSettings, factor_values
+from gesso.checkpoint import random_weights
+from gesso.checkpoint.parameters import empty_model
+from gesso.checkpoint.source import Source
 from gesso.errors import GessoError
 from gesso.memory.device import DeviceMemory
 from gesso.train import memory, run, trainer
-from gesso.train.memory import explained, limit_memory
+from gesso.train.memory import explained, forecast, limit_memory
 from gesso.train.recipe import load
 from tests.train.test_trainer import write_recipe
 
@@ -23,6 +32,43 @@ TORCH = "CUDA out of memory. Tried to allocate 1.48 GiB. GPU 0 has 139.81 GiB, 0
 def test_message_has_the_size_that_failed_and_advice(reason, shown):
     with pytest.raises(GessoError, match=shown), explained():
         raise torch.OutOfMemoryError(reason)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "fine-tuning.md"
+REAL = Source(None, Path(), random_weights.config_of("26b-a4b"))
+
+
+def test_the_forecast_is_the_computed_column_of_the_page():
+    """The page has the text model alone, as `gesso bench train` measures it."""
+    text_only = replace(REAL, config=replace(REAL.config, has_image_tokens=False))
+    rows = re.findall(
+        r"^\| (\w+) \| rank (\d+), ([a-z, ]+) \| (\d+) M \| ([\d.]+) GB \|", PAGE.read_text(), re.MULTILINE
+    )
+    assert len(rows) == 5
+    for weights, rank, targets, trained, gigabytes in rows:
+        lora = LoraSettings(rank=int(rank), alpha=2.0 * int(rank), targets=tuple(targets.split(", ")))
+        expected = forecast(text_only, torch.bfloat16, None if weights == "bfloat16" else weights, lora)
+        assert expected.adapter / 16e6 == pytest.approx(int(trained), abs=0.5)
+        assert expected.total / 1e9 == pytest.approx(float(gigabytes), abs=0.06)
+
+
+@pytest.mark.parametrize("targets", [("attention",), ("mlp", "experts"), ("attention", "experts", "self_conditioning")])
+def test_the_values_of_an_adapter_are_counted_as_they_are_made(targets):
+    config = random_weights.config_of("mini")
+    model = random_weights.make(config, torch.device("cpu"), torch.float32)
+    settings = LoraSettings(rank=3, alpha=6.0, targets=targets)
+    counted = factor_values(empty_model(config), settings)
+    adapters.add(model, settings)
+    assert counted == factor_values(model, settings)
+    assert counted == sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) > 0
+
+
+def test_a_run_that_cannot_fit_is_rejected_with_figures_and_advice():
+    lora = LoraSettings(rank=16, alpha=32.0, targets=("attention", "mlp"))
+    expected = forecast(REAL, torch.bfloat16, "int4", lora)
+    expected.check(expected.weights + expected.adapter)  # the rest of a step may be smaller
+    with pytest.raises(GessoError, match=r"does not fit: weights \(16\.\d+ GB\) .* 12\.00 GB that .* Quantize"):
+        expected.check(12 * 10**9)
 
 
 def test_a_limit_is_a_share_or_a_size_of_the_gpu(monkeypatch):

@@ -4,9 +4,9 @@ import re
 
 import torch
 
-from gesso.train import progress
+from gesso import progress
 from gesso.train.held_out import Sample
-from gesso.train.progress import Progress, duration, memory_used
+from gesso.train.progress import TrainingProgress
 
 CPU = torch.device("cpu")
 
@@ -18,7 +18,7 @@ def metrics(step, **more):
 def test_plain_lines_have_losses_speed_memory_and_time_left(capsys, monkeypatch):
     seconds = iter(range(0, 100, 5))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
-    with Progress(20, CPU) as shown:
+    with TrainingProgress(20, CPU) as shown:
         for step in range(1, 5):
             shown.step(metrics(step, **({"held_out": 3.0} if step == 2 else {})))
     first, second, last = capsys.readouterr().err.splitlines()  # at steps 1, 2 and 4: not more than one in ten seconds
@@ -29,7 +29,7 @@ def test_plain_lines_have_losses_speed_memory_and_time_left(capsys, monkeypatch)
 
 def test_samples_are_shown_on_one_line_each_without_control_characters(capsys):
     sample = Sample(step=1, prompt="a\nb" + "c" * 300, answer="\x1b[2Jd\ne [bold]", expected="")
-    with Progress(20, CPU) as shown:
+    with TrainingProgress(20, CPU) as shown:
         shown.samples([sample])
     prompt, answer = capsys.readouterr().err.splitlines()
     assert prompt == "  …" + "c" * 200
@@ -37,12 +37,7 @@ def test_samples_are_shown_on_one_line_each_without_control_characters(capsys):
 
 
 def test_nothing_is_shown_if_not_visible(capsys):
-    with Progress(20, CPU, visible=False) as shown:
+    with TrainingProgress(20, CPU, visible=False) as shown:
         shown.step(metrics(20, held_out=1.0))
         shown.samples([Sample(step=1, prompt="a", answer="b", expected="c")])
     assert capsys.readouterr().err == ""
-
-
-def test_memory_and_durations():
-    assert memory_used(CPU) > 10**7
-    assert (duration(59.6), duration(3725)) == ("1:00", "1:02:05")
