@@ -111,12 +111,9 @@ def train(
 
 def _check_memory(recipe: Recipe, directory: Path, device: torch.device, limit: int | None) -> None:
     """Reject a new adapter that cannot be trained in the memory of this process' GPU."""
-    if (
-        device.type != "cuda"
-        or dist.is_initialized()
-        or not isinstance(recipe.lora, LoraSettings)
-        or recipe.model.scratch
-    ):
+    if device.type != "cuda" or dist.is_initialized():
+        return  # several processes share the weights
+    if not isinstance(recipe.lora, LoraSettings) or recipe.model.scratch:
         return
     usable = memory_of(device).free if limit is None else limit
     expected = forecast(open_source(directory), DTYPES[recipe.model.dtype], recipe.model.quantize, recipe.lora)
