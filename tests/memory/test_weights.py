@@ -50,7 +50,9 @@ def test_a_quantized_checkpoint_counts_as_its_quantization(directory, quantize):
         assert config_sizes(config.quantized(quantize), "none", 2, on_cpu=on_cpu) == config_sizes(config, quantize, 2)
 
 
-@pytest.mark.parametrize(("quantize", "bits", "tolerance"), [("fp8", 8, 0), ("int4", 4.5, 8.1e-6), ("nvfp4", 4.5, 8.1e-6)])
+@pytest.mark.parametrize(
+    ("quantize", "bits", "tolerance"), [("fp8", 8, 0), ("int4", 4.5, 8.1e-6), ("nvfp4", 4.5, 8.1e-6)]
+)
 def test_the_26b_has_the_bits_per_value_of_its_format(quantize, bits, tolerance):
     expected = 0
     for name, parameter in empty_model(REAL).named_parameters():
