@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from gesso.checkpoint.cache import COMMIT, PARTIAL, Entry, HubName, Repository, cache_directory
@@ -113,8 +114,8 @@ def _download(name: DatasetName, repository: Repository, suffixes: Sequence[str]
     snapshot, files = repository.snapshot(commit), choose(name, listed, suffixes)
     missing = [file for file in files if not (listed[file].verified and (snapshot / file).is_file())]
     total = sum(listed[file].size for file in missing)
-    partial = [repository.blob(listed[file].hash + PARTIAL) for file in missing]
-    check_space(total - sum(path.stat().st_size for path in partial if path.exists()), repository.path, str(name))
+    unfinished = [repository.blob(listed[file].hash + PARTIAL) for file in missing]
+    check_space(total - sum(path.stat().st_size for path in unfinished if path.exists()), repository.path, str(name))
     with Progress(in_bytes=True, visible=sys.stderr.isatty()) as progress:
         advance = partial(progress.add, str(name), total)
         for file in missing:

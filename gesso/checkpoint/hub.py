@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,8 @@ class _Download:
         files = [self._gguf()] if self.name.file else self._checkpoint(weights)
         missing = [file for file in files if not self._is_here(file)]
         total = sum(self.listed[file].size for file in missing)
-        partial = [self.repository.blob(self.listed[file].hash + PARTIAL) for file in missing]
-        left = total - sum(path.stat().st_size for path in partial if path.exists())
+        unfinished = [self.repository.blob(self.listed[file].hash + PARTIAL) for file in missing]
+        left = total - sum(path.stat().st_size for path in unfinished if path.exists())
         if missing:
             check_space(left, self.repository.path, str(self.name))
             self._record(files, verified=False)

@@ -119,7 +119,8 @@ class Plan:
         if self.memory:
             lines.append(
                 f"memory   about {gigabytes(self.memory.total)} on the GPU: weights {gigabytes(self.memory.weights)}, "
-                f"adapter with gradients and moments {gigabytes(self.memory.adapter)}, and a step"
+                f"adapter with gradients and moments {gigabytes(self.memory.adapter)}, "
+                f"a step {gigabytes(self.memory.step)}"
             )
         if self.cut:
             lines.append(

@@ -70,6 +70,18 @@ def test_a_run_that_cannot_fit_is_rejected_with_figures_and_advice():
         expected.check(12 * 10**9)
 
 
+def test_an_adapter_is_checked_before_anything_is_loaded(tmp_path, rows, small, monkeypatch):
+    extra = '\n[lora]\nrank = 4\ntargets = ["attention"]\n'
+    path = write_recipe(tmp_path, rows, small, extra=extra)
+    path.write_text(path.read_text().replace("scratch = true\n", ""))
+    recipe, gpu = load(path), torch.device("cuda")
+    monkeypatch.setattr(run, "memory_of", lambda device: DeviceMemory(10**9, 10**9, "cuda"))
+    run._check_memory(recipe, Path(small), gpu, None)
+    run._check_memory(recipe, Path(small), torch.device("cpu"), 1)
+    with pytest.raises(GessoError, match="training does not fit"):
+        run._check_memory(recipe, Path(small), gpu, 10**4)
+
+
 def test_a_limit_is_a_share_or_a_size_of_the_gpu(monkeypatch):
     limits = []
     monkeypatch.setattr(memory, "memory_of", lambda device: DeviceMemory(100, 80, "cuda"))

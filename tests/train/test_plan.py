@@ -74,6 +74,15 @@ def test_long_responses_are_shown_to_a_small_model_more_often(plan):
     assert long.epochs == pytest.approx(2 * usual.epochs, rel=0.05)
 
 
+def test_the_memory_of_a_gpu_is_forecast(plan):
+    assert plan().memory is None
+    expected = plan(device="cuda").memory
+    assert expected is not None and 0 < expected.weights < expected.adapter < expected.step
+    assert any(line.startswith("memory   about 1.") for line in plan(device="cuda").lines())
+    quantized = plan(device="cuda", quantize="fp8").memory
+    assert quantized is not None and quantized.weights < expected.weights
+
+
 def test_options_take_precedence(plan):
     found = plan(
         epochs=2, lr=1e-3, rank=4, targets=("experts",), batch_size=10, seed=3, out="o", eval_every=7, patience=2,
