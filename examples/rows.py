@@ -67,7 +67,7 @@ def _compressed(file: IO[bytes], suffix: str) -> Any:
     try:
         return import_module("zstandard").ZstdCompressor().stream_writer(file, closefd=False)
     except ImportError:
-        raise InputError("writing .zst needs the package zstandard: pip install 'gesso[train]'") from None
+        raise InputError("writing .zst needs the package zstandard: pip install 'gesso-lm[train]'") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

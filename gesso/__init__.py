@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gesso.options import ChatOptions, GenerateOptions, InfillOptions, TextOptions
     from gesso.results import ChatResult, Decision
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "PRESETS",
     "ChatOptions",

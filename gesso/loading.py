@@ -88,7 +88,7 @@ def load(
     unpack = on_cpu and unpacks(source, number.itemsize, found.budget(memory))
     large_on_cpu = on_cpu and is_large(source)
     if large_on_cpu and not is_installed():
-        logger.warning("without numba, every product unpacks its weights, which is slow: pip install 'gesso[cpu]'")
+        logger.warning("without numba, every product unpacks its weights, which is slow: pip install 'gesso-lm[cpu]'")
     convert = for_cpu if large_on_cpu and is_installed() and not unpack else None
     model = load_weights(
         source, where, number, packs, placed.layers, unpack=unpack, on_cpu=on_cpu, convert=convert, text_only=text_only

@@ -41,6 +41,7 @@ BELOW = {
     "backends": WEIGHTS | {"diffusion", "images"},
     "chat": IMAGES,
     "bundled": BASE,
+    "demo": set(),
     "checkpoint": CHECKPOINT,
     "memory": CHECKPOINT,
     "constraints": TEXT,
@@ -59,7 +60,7 @@ BELOW = {
     "trace": API | {"serve"},
     "distill": API | {"train", "eval"},
     "bench": API | {"serve", "train", "eval"},
-    "cli": API | {"cores", "own_code", "serve", "train", "eval", "distill", "info", "trace", "bench"},
+    "cli": API | {"cores", "own_code", "serve", "train", "eval", "distill", "info", "trace", "bench", "demo"},
 }
 
 

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PUZZLE = ROOT / "examples" / "sudoku_images" / "puzzle.jpg"
-TOOLS = json.loads((ROOT / "examples" / "demo" / "book_table.json").read_text(encoding="utf-8"))
+PUZZLE = ROOT / "gesso" / "demo" / "puzzle.jpg"
+TOOLS = json.loads((ROOT / "gesso" / "demo" / "book_table.json").read_text(encoding="utf-8"))
 SEEDS = (1, 2)
 QUESTION = [{"role": "user", "content": "What can you do?"}]
 BOOKING = [{"role": "user", "content": "Book a table at Luigi for 4 people at 19:30, on the terrace."}]
@@ -160,8 +160,8 @@ def other_cases(g: Any, sudoku: Any, adapter: Path) -> Iterator[tuple[str, Case]
 
 def command_cases(device: str) -> Iterator[tuple[str, Case]]:
     """Yield the cases of the command line."""
-    hole = ROOT / "examples" / "demo" / "point.py"
-    tools = ROOT / "examples" / "demo" / "book_table.json"
+    hole = ROOT / "gesso" / "demo" / "point.txt"
+    tools = ROOT / "gesso" / "demo" / "book_table.json"
     commands: dict[str, tuple[list[str], str]] = {
         "generate": (["generate", "import ", "--max-new-tokens", "48"], ""),
         "chat": (["chat", "--max-new-tokens", "64"], "What can you do?"),

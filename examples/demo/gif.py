@@ -17,7 +17,7 @@ import numpy
 from PIL import Image, ImageDraw, ImageFont
 
 import gesso
-from examples.demo.commands import EXAMPLES, FILES
+from gesso.demo import EXAMPLES, FILES
 from gesso.engine.events import Done, Draft
 from gesso.engine.request import Request
 from gesso.engine.running import Running
@@ -29,6 +29,7 @@ from gesso.infill.infill import fill
 ROW = 13  # of the file of puzzles with 17 clues
 SUDOKU_SEED = JSON_SEED = 1
 REQUEST = "Book a table at Luigi for 4 people on 2026-12-24 at 19:30, on the terrace."
+SCHEMA = Path(__file__).parent / "table.json"
 WIDTH, HEIGHT, MARGIN = 880, 470, 28
 CELL, LINE, CHARACTER, SIZE = 36, 21, 9, 15  # pixels: a cell of the grid, a row of text, a character, a letter
 RIGHT = MARGIN + 9 * CELL + 44  # left edge of the text
@@ -182,13 +183,13 @@ def write(path: Path) -> None:
     """Run the models and write the animation."""
     puzzle = [row.split()[0] for row in SEVENTEEN.read_text(encoding="utf-8").splitlines() if row[:1].isdigit()][ROW]
     solver, mini = gesso.load("gesso-sudoku"), gesso.load()
-    code = (FILES / "point.py").read_text(encoding="utf-8")
+    code = (FILES / "point.txt").read_text(encoding="utf-8")
     before, after = code.split("<FILL>")
     hole = visible_hole(mini.tokenizer, before, after, context=None)
     (infill,) = next(fill(mini, hole, method="prompt", lengths=None, candidates=1, max_new_tokens=6,
                           seed=EXAMPLES[2].seed))  # fmt: skip
     assert isinstance(infill, Request)
-    schema = json.loads((FILES / "table.json").read_text(encoding="utf-8"))
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     chat = mini.chat_request([{"role": "user", "content": REQUEST}], json_schema=schema, seed=JSON_SEED)
     runs = [
         record(solver, solver.request(spaced(puzzle), seed=SUDOKU_SEED, **Sudoku.options)),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.rubric.questions import Call, Chat, Choice, Continuation, Hole, Json, Puzzle, Question, Rewrite
+from gesso.demo import FILES
 from gesso.eval.structured.words import STRINGS, made_up, word
 from gesso.eval.sudoku.task import draw as draw_puzzle
 
@@ -81,7 +82,7 @@ FLIGHT = _schema(
 PARTY = _schema({"name": {"type": "string"}, "party": {"type": "integer"}, "date": {"type": "string"}})
 PERSON = _schema({"name": {"type": "string"}, "age": {"type": "integer"}})
 TABLE = json.loads((DEMO / "table.json").read_text(encoding="utf-8"))
-BOOK_TABLE = json.loads((DEMO / "book_table.json").read_text(encoding="utf-8"))
+BOOK_TABLE = json.loads((FILES / "book_table.json").read_text(encoding="utf-8"))
 
 
 def _flight(values: Values) -> Json:

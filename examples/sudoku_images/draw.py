@@ -1,6 +1,6 @@
 """`python -m examples.sudoku_images.draw FILE --number 71`: save a picture of the task, and print its puzzle.
 
-`puzzle.jpg` in this directory is number 71: written digits, a slanted grid, noise and uneven light.
+`gesso/demo/puzzle.jpg` is number 71: written digits, a slanted grid, noise and uneven light.
 """
 
 import argparse

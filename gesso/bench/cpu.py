@@ -46,7 +46,7 @@ class Row:
 def measure(**changes: Any) -> dict[str, Any]:
     """Measure at the size of the 26B. Tests pass `changes` to its text_config."""
     if not cpu.is_installed():
-        raise InputError("measuring kernels on a CPU needs numba; install gesso[cpu]")
+        raise InputError("measuring kernels on a CPU needs numba; pip install 'gesso-lm[cpu]'")
     rows = [*_products(), *_layers(changes)]
     return {
         "threads": torch.get_num_threads(),

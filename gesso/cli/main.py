@@ -12,6 +12,7 @@ from gesso.cli.bench import bench
 from gesso.cli.chat import chat
 from gesso.cli.decide import decide
 from gesso.cli.defaults import config_path, read_defaults
+from gesso.cli.demo import demo
 from gesso.cli.distill import distill
 from gesso.cli.eval import evaluate
 from gesso.cli.generate import generate
@@ -39,7 +40,7 @@ from gesso.errors import DoesNotFitError, GessoError, InputError
 # Of commands without options for a model, such as `gesso train`.
 OUT_OF_MEMORY = "use smaller batches, shorter texts or another device"
 
-USE = (chat, generate, infill, edit, decide, sudoku, trace, serve)
+USE = (demo, chat, generate, infill, edit, decide, sudoku, trace, serve)
 TRAIN = (train, distill, merge)
 MEASURE = (evaluate, tune, bench, info, settings)
 MODELS = (pull, models, ps, rm, quantize, push)

@@ -182,7 +182,7 @@ def _needs_extra(name: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("gesso"):
             raise
-        raise InputError(f"gesso serve needs {error.name}: pip install '.[{name}]' in the clone") from None
+        raise InputError(f"gesso serve needs {error.name}: pip install 'gesso-lm[{name}]'") from None
 
 
 def _range(replicas: str) -> tuple[int, int]:

@@ -151,5 +151,4 @@ def _package(name: str, suffix: str) -> Any:
         return import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        command = "pip install '.[train]' in the clone"
-        raise InputError(f"reading {suffix} needs the package {package}: {command}") from error
+        raise InputError(f"reading {suffix} needs the package {package}: pip install 'gesso-lm[train]'") from error

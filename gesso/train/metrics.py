@@ -72,7 +72,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise _missing("tensorboard", "pip install '.[train]' in the clone") from None
+            raise _missing("tensorboard", "pip install 'gesso-lm[train]'") from None
         self.writer = SummaryWriter(str(out / "tensorboard"), purge_step=step + 1)
 
     def write(self, metrics: Mapping[str, float], step: int) -> None:

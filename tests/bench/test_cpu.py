@@ -24,5 +24,5 @@ def test_bench_of_cpu_kernels_measures_products_and_layers(monkeypatch):
 
 def test_bench_of_cpu_kernels_says_what_to_install(monkeypatch):
     monkeypatch.setattr(backend, "is_installed", lambda: False)
-    with pytest.raises(InputError, match=r"install gesso\[cpu\]"):
+    with pytest.raises(InputError, match=r"pip install 'gesso-lm\[cpu\]'"):
         cpu.measure()

@@ -84,7 +84,7 @@ def test_without_zstandard_the_error_names_the_extra(tmp_path: Path, monkeypatch
         return import_module(name)
 
     monkeypatch.setattr(rows, "import_module", absent)
-    with pytest.raises(InputError, match=r"pip install 'gesso\[train\]'"):
+    with pytest.raises(InputError, match=r"pip install 'gesso-lm\[train\]'"):
         rows.write_rows([], tmp_path / "rows.jsonl.zst")
     assert list(tmp_path.iterdir()) == []
 

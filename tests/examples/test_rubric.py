@@ -55,7 +55,7 @@ def test_the_shown_values_are_those_of_the_files(template):
         if isinstance(question, Json | Call | Chat):
             assert question.request in content
         if isinstance(question, Hole):
-            assert "self.x = x" in content or "point.py" in content
+            assert "self.x = x" in content or "point.txt" in content
         if isinstance(question, Puzzle):
             assert question.puzzle in content
 

@@ -19,6 +19,7 @@ from examples.sudoku_images.task import Drawing, SudokuImages
 from examples.sudoku_images.tower import new_tower
 from gesso.bundled import SOLVER, directory
 from gesso.cli import sudoku_view
+from gesso.demo import FILES
 from gesso.errors import InputError
 from gesso.eval.evaluate import evaluate
 from gesso.eval.sudoku.grid import parse_puzzle
@@ -92,7 +93,7 @@ def test_a_change_of_a_style_changes_the_picture_and_nothing_else():
 
 def test_the_picture_in_the_repository_is_held_out_picture_71():
     puzzle = "007006002014003000000700584489005007000008460020071900302007040000009050500324090"
-    with Image.open(Path(draw.__file__).parent / "puzzle.jpg") as file:
+    with Image.open(FILES / "puzzle.jpg") as file:
         shown, again = (np.asarray(image).astype(int) for image in (file, drawn(puzzle, "test/0/71")))
     assert np.abs(shown - again).mean() < 4, "they differ by JPEG artefacts only"
     assert draw.held_out(1).seed == "test/0/1"

@@ -21,8 +21,8 @@ def check_packages():
     """Fail if a package of the server is missing. Skipping would hide that the server was not tested."""
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         pytest.fail(
-            f"the server needs {', '.join(missing)}: pip install '.[serve]', or without a network unpack their wheels "
-            "into a directory and name it in PYTHONPATH"
+            f"the server needs {', '.join(missing)}: pip install 'gesso-lm[serve]', or without a network unpack "
+            "their wheels into a directory and name it in PYTHONPATH"
         )
 
 

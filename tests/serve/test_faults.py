@@ -245,7 +245,7 @@ def test_missing_extra_names_the_package_to_install(main, monkeypatch):
     monkeypatch.setattr(gesso, "serve", gesso.serve)  # the import below replaces it by a package without modules
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     rejected = main("serve")
-    assert rejected.code == 2 and "pip install '.[serve]'" in rejected.err
+    assert rejected.code == 2 and "pip install 'gesso-lm[serve]'" in rejected.err
 
 
 def test_a_port_in_use_is_reported(main):

@@ -314,7 +314,7 @@ def test_broken_compressed_file_is_rejected_by_name(tmp_path, tokenizer, suffix,
 def test_zstd_without_its_package_names_the_package_to_install(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     (tmp_path / "a.jsonl.zst").write_bytes(b"(")
-    with pytest.raises(InputError, match=r"pip install '.\[train\]'"):
+    with pytest.raises(InputError, match=r"pip install 'gesso-lm\[train\]'"):
         dataset(tokenizer, str(tmp_path / "a.jsonl.zst"))
 
 

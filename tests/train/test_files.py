@@ -58,7 +58,7 @@ def test_parquet_without_its_package_names_the_extra_to_install(tmp_path, monkey
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(InputError, match=r"needs the package pyarrow: pip install '\.\[train\]'"):
+    with pytest.raises(InputError, match=r"needs the package pyarrow: pip install 'gesso-lm\[train\]'"):
         read(tmp_path / "a.parquet")
 
 

@@ -53,7 +53,10 @@ def test_metrics_are_sent_to_wandb_and_a_resumed_run_continues(tmp_path, wandb):
 
 @pytest.mark.parametrize(
     ("name", "module", "command"),
-    [("wandb", "wandb", "pip install wandb"), ("tensorboard", "torch.utils.tensorboard", r"pip install '\.\[train\]'")],
+    [
+        ("wandb", "wandb", "pip install wandb"),
+        ("tensorboard", "torch.utils.tensorboard", r"pip install 'gesso-lm\[train\]'"),
+    ],
 )
 def test_missing_package_is_named_with_the_command_to_install_it(tmp_path, monkeypatch, name, module, command):
     monkeypatch.setitem(sys.modules, module, None)

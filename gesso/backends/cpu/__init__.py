@@ -39,7 +39,7 @@ def supports(model: DiffusionGemma) -> bool:
 
 @cache
 def is_installed() -> bool:
-    """Return whether numba is installed: `pip install gesso[cpu]`."""
+    """Return whether numba is installed: `pip install 'gesso-lm[cpu]'`."""
     try:
         import numba  # noqa: F401
     except ImportError:  # also if its version does not fit that of numpy

@@ -1,0 +1,31 @@
+"""`gesso demo`: its commands and its exit code. `test_wheel.py` runs it from an installed wheel."""
+
+import shlex
+
+from gesso.cli import demo
+from gesso.demo import EXAMPLES, FILES, Example
+
+SHORT = Example(title="A list", arguments=("models", "--json"), seed=1, answer="")
+
+
+def test_a_path_is_relative_to_the_working_directory_if_the_file_is_below_it(tmp_path, monkeypatch):
+    infill = EXAMPLES[2]
+    monkeypatch.chdir(FILES.parents[1])
+    assert infill.command == "gesso infill gesso/demo/point.txt --seed 1"
+    monkeypatch.chdir(tmp_path)
+    assert shlex.split(infill.command)[2] == str(FILES / "point.txt")
+
+
+def test_the_demo_stops_at_an_example_that_fails(main, monkeypatch):
+    wrong = Example(title="A wrong puzzle", arguments=("sudoku", "12"), seed=1, answer="")
+    monkeypatch.setattr(demo, "EXAMPLES", [wrong, wrong])
+    done = main("demo")
+    assert done.code == 2
+    assert "1/2  A wrong puzzle\n$ gesso sudoku 12 --seed 1\n" in done.out
+    assert "2/2" not in done.out
+
+
+def test_the_exit_code_of_an_example_is_that_of_the_demo(main, monkeypatch):
+    unsolved = Example(title="Unsolved", arguments=("sudoku", "1" * 81), seed=1, answer="")
+    monkeypatch.setattr(demo, "EXAMPLES", [unsolved])
+    assert main("demo").code != 0
