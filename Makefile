@@ -5,6 +5,7 @@
 #   make docs       build the documentation into site/
 #   make test-gpu   GPU tests, on a machine with an NVIDIA GPU; uses the Python that has torch there, installs nothing
 #   make test-clients   clients of other projects against a server; installs them, needs node for two of them
+#   make wheel      build dist/*.whl              make release-check   what is missing for a release
 #   make mini-data, make sudoku-data                    training data of examples/mini and examples/sudoku
 # The tests of the studio need a browser (apt-get install chromium) and skip without one.
 PYTHON ?= python3
@@ -18,9 +19,10 @@ TREE ?= $(shell git rev-parse HEAD:gesso 2>/dev/null)
 # Cache compiled modules even if the environment disables that; otherwise every process compiles them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo chat studio check test test-gpu test-clients lint properties docs mini-data sudoku-data clean
+.PHONY: demo chat studio check test test-gpu test-clients lint properties docs wheel release-check mini-data sudoku-data clean
 demo: $(VENV)/.installed
-	@$(BIN)/python -m examples.demo
+	@$(BIN)/gesso demo
+	@echo "The commands are in $(BIN): run . $(BIN)/activate first. make studio installs what gesso serve needs."
 
 chat: $(VENV)/.installed
 	$(BIN)/gesso chat diffusiongemma
@@ -54,6 +56,13 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs site
 	@echo "The documentation is in site/index.html"
 
+wheel: $(VENV)/.installed-dev
+	$(BIN)/python -m hatchling build
+
+# TAG is the tag to release, such as v0.2.0; without it, the tags of the commit are checked.
+release-check: $(VENV)/.installed
+	$(BIN)/python -m tools.release_check $(TAG)
+
 mini-data: $(VENV)/.installed
 	$(BIN)/python -m examples.mini.make_data --out data/mini --cache data/wheels
 
@@ -64,22 +73,22 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gesso needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing PyTorch and a few small packages into $(VENV), once"
-	$(BIN)/python -m pip install --no-compile --editable .
+	$(BIN)/python -m pip install --no-compile -c constraints.txt --editable .
 	touch $@
 
-$(VENV)/.installed-serve: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --editable '.[serve]'
+$(VENV)/.installed-serve: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install -c constraints.txt --editable '.[serve]'
 	touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-docs: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --editable '.[docs]'
+$(VENV)/.installed-docs: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install -c constraints.txt --editable '.[docs]'
 	touch $@ $(VENV)/.installed $(VENV)/.installed-serve
 
-$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --no-compile --editable '.[dev]'
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --no-compile -c constraints.txt --editable '.[dev]'
 	touch $@ $(VENV)/.installed $(VENV)/.installed-serve
 
 clean:
-	rm -rf $(VENV) site docs/reference .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) dist site docs/reference .mypy_cache .pytest_cache .ruff_cache

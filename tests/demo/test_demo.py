@@ -1,11 +1,13 @@
 """`gesso demo`: its commands and its exit code. `test_wheel.py` runs it from an installed wheel."""
 
 import shlex
+from types import SimpleNamespace
+
+import pytest
+import typer
 
 from gesso.cli import demo
 from gesso.demo import EXAMPLES, FILES, Example
-
-SHORT = Example(title="A list", arguments=("models", "--json"), seed=1, answer="")
 
 
 def test_a_path_is_relative_to_the_working_directory_if_the_file_is_below_it(tmp_path, monkeypatch):
@@ -25,7 +27,9 @@ def test_the_demo_stops_at_an_example_that_fails(main, monkeypatch):
     assert "2/2" not in done.out
 
 
-def test_the_exit_code_of_an_example_is_that_of_the_demo(main, monkeypatch):
-    unsolved = Example(title="Unsolved", arguments=("sudoku", "1" * 81), seed=1, answer="")
-    monkeypatch.setattr(demo, "EXAMPLES", [unsolved])
-    assert main("demo").code != 0
+def test_the_exit_code_of_an_example_is_that_of_the_demo():
+    unsolved = SimpleNamespace(main=lambda **_: 1)
+    context = SimpleNamespace(find_root=lambda: SimpleNamespace(command=unsolved))
+    with pytest.raises(typer.Exit) as exit:
+        demo.demo(context)
+    assert exit.value.exit_code == 1
