@@ -51,7 +51,7 @@ SLOW = {
     "infill/test_edit.py", "infill/test_infill.py", "info/test_hardware.py", "load/test_crashes.py",
     "load/test_hot_load.py",
     "load/test_joining.py", "model/test_parity.py", "model/test_vision.py", "test_api.py", "test_gpu_suite.py",
-    "test_image_prompts.py", "test_settings.py", "test_wheel.py", "train/test_distilled.py", "train/test_export.py",
+    "test_image_prompts.py", "test_settings.py", "test_dockerfile.py", "test_wheel.py", "train/test_distilled.py", "train/test_export.py",
     "train/test_held_out.py", "train/test_images.py", "train/test_lora.py", "train/test_metrics.py",
     "train/test_objective.py", "train/test_prepare.py", "train/test_resuming.py", "train/test_shared_recipe.py",
     "train/test_trainer.py", "train/test_vocabulary.py",
