@@ -6,17 +6,21 @@ import venv
 from pathlib import Path
 
 
-def create(directory: Path, *, with_pip: bool = False) -> Path:
+def create(directory: Path) -> Path:
     """Create an environment and return the directory of its commands."""
     packages = directory / "packages"
     packages.mkdir(parents=True)
     for path in Path(sysconfig.get_path("purelib")).iterdir():
         if not path.name.lower().startswith("gesso"):
             (packages / path.name).symlink_to(path)
-    venv.create(directory, symlinks=True, with_pip=with_pip)
+    venv.create(directory, symlinks=True)
     (site,) = directory.glob("lib/python*/site-packages")
     (site / "packages.pth").write_text(f"{packages}\n", encoding="utf-8")
-    return directory / "bin"
+    commands = directory / "bin"
+    # Not a pip of its own: it would come with setuptools, in place of the newer one that torch requires.
+    (commands / "pip").write_text(f'#!/bin/sh\nexec {commands}/python -m pip "$@"\n', encoding="utf-8")
+    (commands / "pip").chmod(0o755)
+    return commands
 
 
 def variables(commands: Path) -> dict[str, str]:

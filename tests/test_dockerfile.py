@@ -37,7 +37,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the steps in a virtual environment and return the directory of its commands."""
     pytest.importorskip("hatchling")
     root = tmp_path_factory.mktemp("image")
-    commands = environments.create(root / "venv", with_pip=True)
+    commands = environments.create(root / "venv")
     work = root
     for name, arguments in instructions():
         if name == "WORKDIR":

@@ -60,7 +60,7 @@ def test_the_installed_wheel_runs_the_demo_away_from_the_repository(wheel: Path,
     (tmp_path / "config.toml").write_text('[sudoku]\nmodel = "/nowhere"\n')
     settings = {"GESSO_MODEL": "/nowhere", "GESSO_CONFIG": str(tmp_path / "config.toml")}
     environment = environments.variables(commands) | settings
-    install = [*PIP, "--python", str(commands / "python"), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    install = [str(commands / "pip"), "install", "--quiet", "--no-deps", "--no-compile", str(wheel)]
     subprocess.run(install, check=True, env=environment)
 
     def run(*command: str) -> str:
