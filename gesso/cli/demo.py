@@ -17,10 +17,7 @@ Next:
 
 
 def demo(context: typer.Context) -> None:
-    """Run four examples of the bundled models: two Sudokus, a missing line of code, a tool call.
-
-    All run in this process, because importing torch takes longer than an example.
-    """
+    """Run four examples of the bundled models: two Sudokus, a missing line of code, a tool call."""
     os.environ.pop("GESSO_MODEL", None)  # the answers are those of the bundled models
     for number, example in enumerate(EXAMPLES, start=1):
         print_text(f"{number}/{len(EXAMPLES)}  {example.title}\n$ {example.command}")
@@ -30,7 +27,10 @@ def demo(context: typer.Context) -> None:
 
 
 def _run(example: Example, context: typer.Context) -> None:
-    """Run the command of an example, without defaults from the configuration file."""
+    """Run the command of an example in this process, without defaults from the configuration file.
+
+    Another process would import torch again, which takes longer than the example.
+    """
     root = context.find_root().command
     stdin = sys.stdin
     sys.stdin = io.StringIO(example.stdin)
