@@ -4,6 +4,7 @@
 #   make check      daily checks, under 90 s            make test       everything
 #   make docs       build the documentation into site/
 #   make test-gpu   GPU tests, on a machine with an NVIDIA GPU; uses the Python that has torch there, installs nothing
+#   make test-ray       replicas on a Ray cluster of this machine; installs Ray into .venv-ray
 #   make test-clients   clients of other projects against a server; installs them, needs node for two of them
 #   make wheel      build dist/*.whl              make release-check   what is missing for a release
 #   make mini-data, make sudoku-data                    training data of examples/mini and examples/sudoku
@@ -11,6 +12,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+RAY_VENV ?= .venv-ray
 PROCESSES ?= 3
 # One process per file, so that its server starts once. The slow files come first: see tests/conftest.py.
 PARALLEL := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
@@ -19,7 +21,8 @@ TREE ?= $(shell git rev-parse HEAD:gesso 2>/dev/null)
 # Cache compiled modules even if the environment disables that; otherwise every process compiles them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo chat studio check test test-gpu test-clients lint properties docs wheel release-check mini-data sudoku-data clean
+.PHONY: demo chat studio check test test-ray test-gpu test-clients lint properties docs wheel release-check mini-data \
+	sudoku-data clean
 demo: $(VENV)/.installed
 	@$(BIN)/gesso demo
 	@echo "The commands are in $(BIN): run . $(BIN)/activate first. make studio installs what gesso serve needs."
@@ -38,6 +41,10 @@ test: $(VENV)/.installed-dev
 
 properties: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(PARALLEL)
+
+# Ray in an environment of its own: it takes 300 MB and brings other versions of shared packages.
+test-ray: $(RAY_VENV)/.installed
+	$(RAY_VENV)/bin/python -m pytest -m ray tests/serve/test_ray.py
 
 test-gpu:
 	$(GPU_PYTHON) tests/gpu/run.py --tree "$(TREE)"
@@ -90,5 +97,10 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --no-compile -c constraints.txt --editable '.[dev]'
 	touch $@ $(VENV)/.installed $(VENV)/.installed-serve
 
+$(RAY_VENV)/.installed: pyproject.toml constraints.txt
+	$(MAKE) $(RAY_VENV)/bin/python VENV=$(RAY_VENV)
+	$(RAY_VENV)/bin/python -m pip install --no-compile -c constraints.txt --editable '.[ray,dev]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) dist site docs/reference .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(RAY_VENV) dist site docs/reference .mypy_cache .pytest_cache .ruff_cache

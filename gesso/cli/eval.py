@@ -52,9 +52,6 @@ def evaluate(
     clues: Annotated[
         str | None, typer.Option(metavar="LOW-HIGH", help="Clues of generated Sudokus, such as 30-36 or 24.")
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="How the task decide chooses: decoder (the default) or encoder.")
-    ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of tokens per answer. Default: the task's.")
     ] = None,
@@ -87,10 +84,7 @@ def evaluate(
     """Score a model on a task or on rows of your own. Every figure has a 95 % interval."""
     from gesso.eval.task import LOG_PROBABILITY
 
-    if name is None:
-        task = _own_data(data, score, clues, plot)
-    else:
-        task = _task(name, data, score, clues, method, schema_in_prompt)
+    task = _own_data(data, score, clues, plot) if name is None else _task(name, data, score, clues, schema_in_prompt)
     count = count or (COUNT if name else sys.maxsize)
     items = list(task.items(split, count, seed))  # before a large model is loaded
     settings: dict[str, Any] = {
@@ -178,7 +172,6 @@ def _task(
     data: Sequence[Path] | None,
     score: str | None,
     clues: str | None,
-    method: str | None,
     schema_in_prompt: bool,
 ) -> "Task":
     from gesso import eval as tasks
@@ -190,8 +183,6 @@ def _task(
         options["clues"] = clue_range(clues)
     if not schema_in_prompt:
         options["schema_in_prompt"] = False
-    if method is not None:
-        options["method"] = method
     for option in options:
         if option not in inspect.signature(tasks.find_class(name)).parameters:
             supported = [task for task, kind in tasks.TASKS.items() if option in inspect.signature(kind).parameters]

@@ -17,8 +17,8 @@ from gesso.chat.prompt import Prompt
 from gesso.constraints.constraint import NAMES
 from gesso.engine.decision import choice_tokens, probabilities
 from gesso.engine.driver import PlanRun
-from gesso.engine.events import Result, Scored, Usage
-from gesso.engine.plan import Plan, T, compare, score
+from gesso.engine.events import Result, Scored
+from gesso.engine.plan import Plan, T, compare
 from gesso.engine.request import Request, Score
 from gesso.errors import InputError
 from gesso.eval.decide import Decide
@@ -137,7 +137,7 @@ class Decided(Result):
 
 def _attempt(g: Gesso, task: Task, item: Item, question: Question, tries: Tries) -> Plan[Result]:
     if isinstance(task, Decide) and "choice" not in question.options:
-        return (yield from _decision(g, task, item, question.seed))
+        return (yield from _decision(g, item, question.seed))
     if not tries.pinned:
         return (yield from likeliest(g, request(g, item, question), tries.candidates))
     assert isinstance(task, Holes)
@@ -146,17 +146,12 @@ def _attempt(g: Gesso, task: Task, item: Item, question: Question, tries: Tries)
     return (yield from infill(g, before, after, method="pinned", lengths=None, context=None, **options))
 
 
-def _decision(g: Gesso, task: Decide, item: Item, seed: int) -> Plan[Result]:
+def _decision(g: Gesso, item: Item, seed: int) -> Plan[Result]:
     prompt, texts = _prompt(g, item), choice_tokens(g.tokenizer, item.choices)
-    if task.method == "encoder":
-        scores: Sequence[float] = yield from score(prompt.tokens, texts, g.max_length, g.adapter)
-        usage = Usage(prompt_tokens=len(prompt.tokens), denoising_steps=len(texts))
-    else:
-        scored = yield from compare(g.decision_request(prompt, texts))
-        scores, usage = scored.log_likelihoods, scored.usage
-    found = probabilities(scores)
+    scored = yield from compare(g.decision_request(prompt, texts))
+    found = probabilities(scored.log_likelihoods)
     index = found.index(max(found))
-    return Decided(item.choices[index], texts[index], "stop", usage, seed, found[index])
+    return Decided(item.choices[index], texts[index], "stop", scored.usage, seed, found[index])
 
 
 def _prompt(g: Gesso, item: Item) -> Prompt:

@@ -8,14 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
-from gesso.errors import InputError
 from gesso.eval.structured.task import Structured
 from gesso.eval.task import Item, check_draw
 
 OPENING = "<|tool_call>call:"
-Method = Literal["decoder", "encoder"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +21,6 @@ class Decide:
     name: ClassVar[str] = "decide"
     scores: ClassVar[tuple[str, ...]] = ("right",)
     options: ClassVar[Mapping[str, Any]] = MappingProxyType({"max_new_tokens": 64})
-    method: Method = "decoder"  # "encoder": one causal pass per choice, for comparison
-
-    def __post_init__(self) -> None:
-        if self.method not in get_args(Method):
-            raise InputError(f"unknown method {self.method!r}; expected {' or '.join(get_args(Method))}")
 
     def items(self, split: str, count: int, seed: int) -> Iterator[Item]:
         check_draw(split, count)

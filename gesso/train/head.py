@@ -20,38 +20,38 @@ CHUNK_BYTES, FROZEN_CHUNK_BYTES = 512 * 2**20, 128 * 2**20
 
 
 def token_losses(
-    hidden: Tensor, head_VH: Weight, target: Tensor, softcap: float, observed: Tensor | None = None,
-    bonus: Tensor | None = None, of_chunk: Callable[..., Tensor] | None = None, certainty: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    hidden: Tensor,
+    head_VH: Weight,
+    target: Tensor,
+    softcap: float,
+    certainty: Tensor | None = None,
+    of_chunk: Callable[..., Tensor] | None = None,
+) -> Tensor:
     """Return the cross-entropy of every token, in the shape of `target`.
 
-    `bonus` is added to the logits of the `observed` tokens. Where the argmax is the target, the entropy of the
-    prediction, weighted by `certainty`, is added to the loss.
+    Where the argmax is the target, the entropy of the prediction, weighted by `certainty`, is added to the loss.
     """
     if not target.numel():
         return hidden.new_zeros(target.shape, dtype=torch.float32)
     hidden_TH, target_T = hidden.flatten(0, -2), target.flatten()
-    observed_T, bonus_T, certainty_T = (None if x is None else x.flatten() for x in (observed, bonus, certainty))
+    certainty_T = None if certainty is None else certainty.flatten()
     if is_frozen(head_VH):
-        frozen = hidden_TH, head_VH, target_T, softcap, observed_T, bonus_T, certainty_T
+        frozen = hidden_TH, head_VH, target_T, softcap, certainty_T
         losses_T: Tensor = FrozenHeadLoss.apply(*frozen)  # type: ignore[no-untyped-call]
         return losses_T.view(target.shape)
-    parts = _split(chunk_rows(head_VH), hidden_TH, target_T, observed_T, bonus_T, certainty_T)
+    parts = _split(chunk_rows(head_VH), hidden_TH, target_T, certainty_T)
     of_chunk = of_chunk or chunk_loss
     losses = [
-        checkpoint(of_chunk, h_RH, head_VH, target_R, softcap, *more, use_reentrant=False)
-        for h_RH, target_R, *more in parts
+        checkpoint(of_chunk, h_RH, head_VH, target_R, softcap, certainty_R, use_reentrant=False)
+        for h_RH, target_R, certainty_R in parts
     ]
     return torch.cat(losses).view(target.shape)
 
 
 def chunk_loss(
-    hidden_RH: Tensor, head_VH: Tensor, target_R: Tensor, softcap: float, observed_R: Tensor | None,
-    bonus_R: Tensor | None, certainty_R: Tensor | None,
-) -> Tensor:  # fmt: skip
+    hidden_RH: Tensor, head_VH: Tensor, target_R: Tensor, softcap: float, certainty_R: Tensor | None
+) -> Tensor:
     logits_RV = softcapped_logits(hidden_RH, head_VH, softcap)
-    if observed_R is not None and bonus_R is not None:
-        logits_RV = logits_RV.scatter_add(-1, observed_R[:, None], bonus_R[:, None].to(logits_RV.dtype))
     loss_R = F.cross_entropy(logits_RV, target_R, reduction="none")
     return loss_R if certainty_R is None else loss_R + certainty_R * entropy_if_right(logits_RV, target_R)
 
@@ -75,18 +75,13 @@ class FrozenHeadLoss(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_TH: Tensor, head_VH: Weight, target_T: Tensor, softcap: float, observed_T: Tensor | None,
-        bonus_T: Tensor | None, certainty_T: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any, hidden_TH: Tensor, head_VH: Weight, target_T: Tensor, softcap: float, certainty_T: Tensor | None
+    ) -> Tensor:
         losses, slopes = [], []
-        for h_RH, target_R, observed_R, bonus_R, certainty_R in _split(
-            chunk_rows(head_VH), hidden_TH, target_T, observed_T, bonus_T, certainty_T
-        ):
+        for h_RH, target_R, certainty_R in _split(chunk_rows(head_VH), hidden_TH, target_T, certainty_T):
             raw_RV = F.linear(h_RH, head_VH)  # type: ignore[arg-type]
             tanh_RV = (raw_RV.float() / softcap).tanh_()
             logits_RV = softcap * tanh_RV
-            if observed_R is not None and bonus_R is not None:
-                logits_RV.scatter_add_(-1, observed_R[:, None], bonus_R[:, None].to(logits_RV.dtype))
             total_R1 = logits_RV.logsumexp(-1, keepdim=True)
             losses.append(total_R1.squeeze(-1) - logits_RV.gather(-1, target_R[:, None]).squeeze(-1))
             forcing_RV = None  # the gradient of the certainty term by the logits
@@ -110,7 +105,7 @@ class FrozenHeadLoss(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (slope_TH,) = ctx.saved_tensors
-        return (slope_TH * gradients[0][:, None]).to(slope_TH.dtype), None, None, None, None, None, None
+        return (slope_TH * gradients[0][:, None]).to(slope_TH.dtype), None, None, None, None
 
 
 def is_frozen(weight: Weight) -> bool:

@@ -238,20 +238,11 @@ class Objective(nn.Module):
     # --- losses -------------------------------------------------------------------------------------------------
 
     def _decoder_loss(self, batch: Batch, corruption: Corruption, canvas_KCH: Tensor) -> Tensor:
-        bonus_KC = None
-        if self.settings.leave_one_out:
-            # The observed token's own evidence: with K = V and alpha = 1 - t, it is log(1 + K alpha / (1 - alpha)).
-            t_K = corruption.t_K
-            bonus_K = torch.log1p(self.model.config.vocab_size * (1 - t_K) / t_K)
-            bonus_KC = bonus_K[..., None].expand(corruption.noisy_KC.shape)
         certainty_KC = None
         if self.certainty and corruption.recorded_K is not None:
             certainty_KC = (self.certainty * corruption.recorded_K)[:, None].expand(corruption.noisy_KC.shape)
-        loss_KC = self._token_losses(canvas_KCH, batch.clean_KC, corruption.noisy_KC, bonus_KC, certainty_KC)
-        loss_K = loss_KC.mean(-1)
-        if self.settings.reweighted:
-            loss_K = loss_K / (1 - corruption.t_K).clamp(min=1e-3)
-        return mean_per_example(loss_K, batch.owner_K, batch.size)
+        loss_KC = self._token_losses(canvas_KCH, batch.clean_KC, certainty_KC)
+        return mean_per_example(loss_KC.mean(-1), batch.owner_K, batch.size)
 
     def _encoder_loss(self, batch: Batch, text_SH: Tensor) -> Tensor:
         target_R = batch.target_R
@@ -260,16 +251,9 @@ class Objective(nn.Module):
         loss_R = self._token_losses(text_SH[target_R - 1], batch.text_S[target_R])
         return mean_per_example(loss_R, batch.owner_S[target_R], batch.size)
 
-    def _token_losses(
-        self,
-        hidden: Tensor,
-        target: Tensor,
-        observed: Tensor | None = None,
-        bonus: Tensor | None = None,
-        certainty: Tensor | None = None,
-    ) -> Tensor:
+    def _token_losses(self, hidden: Tensor, target: Tensor, certainty: Tensor | None = None) -> Tensor:
         softcap = self.model.config.final_logit_softcapping
-        return token_losses(hidden, self.model.head, target, softcap, observed, bonus, self.chunk_loss, certainty)
+        return token_losses(hidden, self.model.head, target, softcap, certainty, self.chunk_loss)
 
     def _balance(self, scores: list[Tensor], batch: Batch) -> Tensor:
         """Return the load balance loss of Switch (arXiv 2101.03961): 1 if tokens spread evenly over the experts."""

@@ -77,8 +77,6 @@ class ObjectiveSettings:
     canvas_lengths: tuple[int, ...] = ()  # of the batches, in turn; empty: the model's own
     draws: tuple[int, ...] = (1,)  # of the batches, in turn: noise levels at which each canvas is shown
     pinned: float = 0.0  # share of examples with noise in one section of the canvas only
-    reweighted: bool = False  # multiply the loss by 1 / (1 - t)
-    leave_one_out: bool = False  # arXiv 2605.22765
     balance_weight: float = 0.0  # of the router's load balance; a model trained from scratch needs some
 
     def __post_init__(self) -> None:
@@ -87,8 +85,6 @@ class ObjectiveSettings:
         _check(self, "encoder_on", self.encoder_on in ("response", "all"), '"response" or "all"')
         for name in ("self_conditioning", "unrolled", "pinned"):
             _check(self, name, 0 <= getattr(self, name) <= 1, "a share between 0 and 1")
-        known_noise = self.reweighted or self.leave_one_out
-        _check(self, "unrolled", not (self.unrolled and known_noise), "0 with reweighted or leave_one_out")
         for name in ("canvas_lengths", "draws"):
             _check(self, name, all(map(_is_count, getattr(self, name))), "positive integers")
         _check(self, "draws", len(self.draws) > 0, "at least one number")
@@ -238,12 +234,10 @@ class Recipe:
         if self.distill is None:
             return
         objective = self.objective
-        known_noise = objective.reweighted or objective.leave_one_out
         for wrong, what in (
             (objective.per_example != 1, "objective.canvases_per_example = 1, the recorded one"),
             (objective.draws != (1,), "objective.draws = [1]: a canvas is shown at one step of its run"),
             (objective.unrolled > 0, "objective.unrolled = 0: recorded canvases have their own mistakes"),
-            (known_noise, "neither objective.reweighted nor leave_one_out: the noise of a recorded canvas is unknown"),
             (self.data.source is not None, "no data.source: ordinary rows come from data.files"),
             (self.held_out is not None, "no [held_out]: its loss would choose by ordinary noise"),
         ):

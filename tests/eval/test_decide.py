@@ -2,7 +2,6 @@
 
 import pytest
 
-from gesso import InputError
 from gesso.eval import Decide
 from gesso.eval.evaluate import Evaluation, Outcome, evaluate
 
@@ -24,20 +23,14 @@ def test_calibration_error_compares_confidence_with_accuracy_by_bin():
     assert evaluation((1.0, 1), (1.0, 1)).calibration_error == 0
 
 
-@pytest.mark.parametrize("method", ["decoder", "encoder"])
-def test_items_are_decided_without_generating_and_constrained_ones_are_generated(tiny, method):
-    task = Decide(method=method)
+def test_items_are_decided_without_generating_and_constrained_ones_are_generated(tiny):
+    task = Decide()
     items = list(task.items("validation", 2, seed=0))
     found = evaluate(tiny, task, items, **OPTIONS)
     for item, outcome in zip(items, found.outcomes, strict=True):
         assert outcome.error is None and outcome.output in item.choices
         assert outcome.confidence is not None and outcome.confidence >= 1 / len(item.choices)
-        assert outcome.denoising_steps == (1 if method == "decoder" else len(item.choices))
+        assert outcome.denoising_steps == 1
     assert found.summary().splitlines()[0] == "decide, 2 items"
     written = evaluate(tiny, task, items[:1], constrained=True, **OPTIONS)
     assert written.outcomes[0].output in items[0].choices and written.calibration_error is None
-
-
-def test_unknown_methods_are_rejected():
-    with pytest.raises(InputError, match="unknown method 'magic'; expected decoder or encoder"):
-        Decide(method="magic")

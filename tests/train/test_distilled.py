@@ -185,7 +185,7 @@ def test_recordings_must_be_usable_together(recording, tmp_path):  # noqa: F811
     ("section", "changes"),
     [
         ("objective", {"canvases_per_example": 2}), ("objective", {"draws": (2,)}),
-        ("objective", {"leave_one_out": True}), ("data", {"source": "a:b"}),
+        ("data", {"source": "a:b"}),
     ],
 )  # fmt: skip
 def test_settings_that_recorded_canvases_do_not_support_are_rejected(recipe, section, changes):

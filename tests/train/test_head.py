@@ -13,28 +13,26 @@ T, H, V = 23, 32, 96
 def case(monkeypatch):
     monkeypatch.setattr(head, "FROZEN_CHUNK_BYTES", 4 * V * 5)  # five rows at once
     torch.manual_seed(0)
-    return torch.randn(T, H), torch.randn(V, H), torch.randint(V, (T,)), torch.randint(V, (T,)), torch.rand(T) * 5
+    return torch.randn(T, H), torch.randn(V, H), torch.randint(V, (T,))
 
 
-def losses_and_gradient(hidden, table, target, *extras):
+def losses_and_gradient(hidden, table, target, certainty=None):
     hidden = hidden.clone().requires_grad_()
-    losses = head.token_losses(hidden, table, target, 30.0, *extras)
+    losses = head.token_losses(hidden, table, target, 30.0, certainty)
     (losses * torch.linspace(0.1, 2.0, len(losses))).sum().backward()
     return losses.detach(), hidden.grad
 
 
-@pytest.mark.parametrize("with_bonus", [False, True])
-def test_losses_under_a_frozen_head_equal_those_under_a_trained_one(case, with_bonus):
-    hidden, table, target, *extras = case
-    extras = extras if with_bonus else []
-    frozen = losses_and_gradient(hidden, table, target, *extras)
-    trained = losses_and_gradient(hidden, table.clone().requires_grad_(), target, *extras)
+def test_losses_under_a_frozen_head_equal_those_under_a_trained_one(case):
+    hidden, table, target = case
+    frozen = losses_and_gradient(hidden, table, target)
+    trained = losses_and_gradient(hidden, table.clone().requires_grad_(), target)
     for found, expected in zip(frozen, trained, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_losses_under_a_quantized_head_equal_those_under_its_unpacked_weights(case):
-    hidden, table, target, *_ = case
+    hidden, table, target = case
     packed = FORMATS["fp8"].quantize("head", table)
     for found, expected in zip(
         losses_and_gradient(hidden, packed, target), losses_and_gradient(hidden, packed.dense(), target), strict=True
@@ -43,7 +41,7 @@ def test_losses_under_a_quantized_head_equal_those_under_its_unpacked_weights(ca
 
 
 def test_without_a_gradient_only_losses_are_computed(case):
-    hidden, table, target, *_ = case
+    hidden, table, target = case
     found = head.token_losses(hidden, table, target, 30.0)
     assert not found.requires_grad
     torch.testing.assert_close(found, losses_and_gradient(hidden, table, target)[0])
@@ -51,7 +49,7 @@ def test_without_a_gradient_only_losses_are_computed(case):
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_certainty_term_is_the_entropy_where_the_argmax_is_right_and_zero_elsewhere(case, frozen):
-    hidden, table, target, *_ = case
+    hidden, table, target = case
     logits = 30 * torch.tanh(hidden @ table.T / 30)
     target[::2] = logits.argmax(-1)[::2]
     right = logits.argmax(-1) == target
@@ -59,7 +57,7 @@ def test_certainty_term_is_the_entropy_where_the_argmax_is_right_and_zero_elsewh
     table = table if frozen else table.clone().requires_grad_()
     weight = torch.rand(T)
     plain = losses_and_gradient(hidden, table, target)
-    forced = losses_and_gradient(hidden, table, target, None, None, None, weight)
+    forced = losses_and_gradient(hidden, table, target, weight)
     entropy = torch.distributions.Categorical(logits=logits).entropy()
     torch.testing.assert_close(forced[0] - plain[0], torch.where(right, weight * entropy, 0.0), rtol=1e-4, atol=1e-4)
     assert torch.equal(forced[0][~right], plain[0][~right]) and torch.equal(forced[1][~right], plain[1][~right])
@@ -67,10 +65,10 @@ def test_certainty_term_is_the_entropy_where_the_argmax_is_right_and_zero_elsewh
 
 
 def test_certainty_term_has_the_same_gradient_under_a_frozen_head(case):
-    hidden, table, target, *_ = case
+    hidden, table, target = case
     target[::2] = (hidden @ table.T).argmax(-1)[::2]
-    extras = None, None, None, torch.rand(T) * 3
-    frozen = losses_and_gradient(hidden, table, target, *extras)
-    trained = losses_and_gradient(hidden, table.clone().requires_grad_(), target, *extras)
+    certainty = torch.rand(T) * 3
+    frozen = losses_and_gradient(hidden, table, target, certainty)
+    trained = losses_and_gradient(hidden, table.clone().requires_grad_(), target, certainty)
     for found, expected in zip(frozen, trained, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

@@ -59,7 +59,6 @@ def make(config, settings, rows, seed=3, draws=1, first=100, **options):
 def reference_losses(reference, config, settings, rows, batch, noise, seed=3):
     """Compute the losses one canvas at a time, with the passes and the cache of the reference."""
     decoder, encoder = [], []
-    softmax_size = config.vocab_size
     for b, example in enumerate(rows):
         draws = [HashSource().at(seed, 100 + b, use, CPU) for use in range(4)]
         (u_time,) = draws[1].uniform(1).tolist()
@@ -80,11 +79,7 @@ def reference_losses(reference, config, settings, rows, batch, noise, seed=3):
                 with torch.no_grad():
                     before = reference(**arguments).logits
             logits = reference(**arguments, self_conditioning_logits=before).logits[0]
-            if settings.leave_one_out:
-                bonus = torch.log(1 + softmax_size * (1 - t_K[k]) / t_K[k])
-                logits = logits + bonus * F.one_hot(noisy, config.vocab_size)
-            loss = F.cross_entropy(logits, clean)
-            losses.append(loss / (1 - t_K[k]) if settings.reweighted else loss)
+            losses.append(F.cross_entropy(logits, clean))
         decoder.append(torch.stack(losses).mean())
         hidden = reference.model.encoder(input_ids=torch.tensor([example.tokens])).last_hidden_state[0]
         raw = reference.lm_head(hidden).float()
@@ -102,8 +97,6 @@ OPTIONS = [
     {"canvases_per_example": 2, "encoder_on": "all"},
     {"self_conditioning": 1.0},
     {"self_conditioning": 0.0, "encoder_weight": 0.3},
-    {"reweighted": True},
-    {"leave_one_out": True, "canvases_per_example": "all"},
 ]
 
 

@@ -12,7 +12,6 @@ import torch
 from gesso.checkpoint.load import load as load_weights
 from gesso.checkpoint.source import open_source
 from gesso.diffusion.moment import lowest_within
-from gesso.errors import InputError
 from gesso.train.batch import BOUNDS, collate, corrupt
 from gesso.train.objective import Objective
 from gesso.train.recipe import ObjectiveSettings
@@ -100,9 +99,3 @@ def test_unrolled_changes_the_loss_and_not_the_noise(model):
         unrolled_B, plain_B = objective(batch, noise).decoder_B, objective(batch, plain).decoder_B
     assert not torch.allclose(unrolled_B, plain_B)
     assert torch.equal(noisy(model, rows)[1].noisy_KC, noise.noisy_KC)
-
-
-@pytest.mark.parametrize("other", [{"reweighted": True}, {"leave_one_out": True}])
-def test_unrolled_is_rejected_where_the_noise_has_to_be_known(other):
-    with pytest.raises(InputError, match="unrolled"):
-        ObjectiveSettings(unrolled=0.5, **other)
