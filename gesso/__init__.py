@@ -82,9 +82,8 @@ def load(
 
     device: for example "cpu" or "cuda:1". Default: the first GPU, or else the CPU.
     dtype: default: bfloat16 on a GPU, float32 on the CPU.
-    quantize: pack the weights while they load: "fp8", "int4" or "nvfp4", or on a CPU "int4-int8"; with "-layers"
-        appended, without the embeddings. "auto" is the widest precision that fits: as stored, fp8 or int4. A directory
-        that `gesso quantize` wrote does not need it.
+    quantize: pack the weights while they load: "fp8", "int4" or "nvfp4", or on a CPU "int4-int8". "auto" is the
+        widest precision that fits: as stored, fp8 or int4. A directory that `gesso quantize` wrote does not need it.
     adapter: directory of an adapter in peft's format, or several by name. Requests name one of them (`adapter=`), or
         use the first until `Gesso.use_adapter` chooses another. `Gesso.load_adapter` loads more.
     max_batch: most requests that run at once.

@@ -47,7 +47,8 @@ SLOW = {
     "engine/test_generation_parity.py", "engine/test_graphs.py", "engine/test_guided.py", "engine/test_images.py",
     "engine/test_prefix_files.py", "engine/test_scheduler.py", "engine/test_scoring.py", "engine/test_verified.py",
     "eval/test_answers.py", "eval/tune/test_run.py", "examples/test_make_data.py", "examples/test_sudoku_bank.py",
-    "examples/test_sudoku_pictures.py", "images/test_process.py", "images/test_read.py", "infill/test_boundary.py",
+    "examples/test_sudoku_pictures.py", "examples/test_vocabulary.py", "images/test_process.py", "images/test_read.py",
+    "infill/test_boundary.py",
     "infill/test_edit.py", "infill/test_infill.py", "info/test_hardware.py", "load/test_crashes.py",
     "load/test_hot_load.py",
     "load/test_joining.py", "model/test_parity.py", "model/test_vision.py", "test_api.py", "test_gpu_suite.py",
@@ -55,7 +56,7 @@ SLOW = {
     "train/test_distilled.py", "train/test_export.py",
     "train/test_held_out.py", "train/test_images.py", "train/test_lora.py", "train/test_metrics.py",
     "train/test_objective.py", "train/test_prepare.py", "train/test_resuming.py", "train/test_shared_recipe.py",
-    "train/test_trainer.py", "train/test_vocabulary.py",
+    "train/test_trainer.py",
 }  # fmt: skip
 WITHOUT_SERVER = {
     "serve/test_page.py", "serve/test_prepare.py", "serve/test_remote_images.py", "serve/test_shares.py",

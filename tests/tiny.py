@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from examples.mini.vocabulary import SPECIALS
 from gesso.checkpoint.write import save
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.model.vision import Vision
-from gesso.train.vocabulary import SPECIALS
 
 IMAGES = {"image_token_id": 110, "boi_token_id": 111, "eoi_token_id": 112}
 VOCABULARY = 384  # special tokens with the ids of the real vocabulary, then the 256 bytes

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import gesso
+from examples.mini.vocabulary import learn
 from examples.python_infill import corpus
 from examples.python_infill.small_classes import training_rows as class_rows
 from examples.rows import write_rows
@@ -33,7 +34,6 @@ from examples.structured.chat import training_rows as chat_rows
 from examples.structured.copying import training_rows as copying_rows
 from examples.structured.rows import training_rows
 from gesso.errors import InputError
-from gesso.train.vocabulary import learn
 
 HERE = Path(__file__).parent
 PACKAGES = HERE.parent / "python_infill" / "packages.toml"

@@ -23,12 +23,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from examples.mini.vocabulary import SPECIALS
 from examples.python_infill.wheels import COPYLEFT, Package, complaint, decode, fetch, read_packages
 from gesso.errors import InputError
 from gesso.eval.python_infill import MIDDLE, PREFIX, SUFFIX, read_source, source_files
 from gesso.eval.task import split_of
 from gesso.files import replacing
-from gesso.train.vocabulary import SPECIALS
 
 HELD_OUT_FILES = 500
 PACKAGE_BYTES = 1_600_000  # most of one package, held-out files included: none should dominate the corpus

@@ -18,7 +18,6 @@ def quantize(
         str,
         typer.Option(
             help="fp8 (half the size), int4 or nvfp4 (a third: experts at four bits, the rest fp8); "
-            "fp8-layers, int4-layers, nvfp4-layers: embeddings and head are not quantized. "
             "For gguf: q8_0, q4_k_m, q4_0 or bf16."
         ),
     ],

@@ -19,7 +19,7 @@ QUANTIZATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
 )  # fmt: skip
 TOOLS = ("compressed-tensors", "modelopt", "mlx", "gguf")
 MIXED = "int4-int8"  # a quantization that a CPU applies while it loads a model; no model is stored in it
-LAYERS = "-layers"  # suffix of a name: embeddings and head are not packed
+LAYERS = "-layers"  # suffix of the name of a stored model whose embeddings and head other tools left unpacked
 _NOT_QUANTIZED = ("re:.*router.*", "re:.*vision_tower.*", "re:.*embed_vision.*")
 _TABLES = ("lm_head", "re:.*embed_tokens")
 

@@ -5,6 +5,7 @@ from itertools import islice
 
 import pytest
 
+from examples.mini.vocabulary import learn
 from examples.sudoku.bank import build
 from examples.sudoku.source import EasySudokuSource, SudokuSource
 from gesso.chat.tokenizer import Tokenizer
@@ -13,7 +14,6 @@ from gesso.eval.sudoku.grid import is_valid
 from gesso.eval.sudoku.task import spaced
 from gesso.train.recipe import DataSettings
 from gesso.train.source import find_source
-from gesso.train.vocabulary import learn
 from tests.tiny import tokenizer_json
 
 EOS = 1

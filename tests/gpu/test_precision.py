@@ -14,7 +14,7 @@ from tests.gpu.device import DEVICE
 pytestmark = pytest.mark.gpu
 
 BRIEF = {"canvas_length": 16, "steps": 4, "max_new_tokens": 32, "seed": 3}
-FORMATS = ("fp8", "int4", "nvfp4", "int4-layers")
+FORMATS = ("fp8", "int4", "nvfp4")
 
 
 def tensors_of(model):

@@ -93,10 +93,6 @@ def test_given_settings_are_kept_and_the_others_follow(real):
     assert on_gpu(replace(real, max_batch=1), 80).settings.max_length == LONGEST
     assert on_gpu(replace(real, max_length=4096), 90).settings.max_batch == 32
     assert on_gpu(replace(real, quantize="none"), 80).settings.quantize is None
-    packed, layers = (
-        on_gpu(replace(real, quantize=name, max_batch=1), 22).settings for name in ("int4", "int4-layers")
-    )
-    assert layers.quantize == "int4-layers" and layers.max_length < packed.max_length
 
 
 def test_memory_in_use_and_memory_beyond_the_share_are_not_used(real):

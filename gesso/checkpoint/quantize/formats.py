@@ -66,11 +66,10 @@ ON_CPU = ("int4", MIXED)  # quantizations that apply to all matrices when a CPU 
 
 def check_known(quantization: str, on_cpu: bool = False) -> None:
     known = (*QUANTIZATIONS, *((MIXED,) if on_cpu else ()))
-    if quantization.removesuffix(LAYERS) not in known:
+    if quantization not in known:
         raise InputError(
-            f"unknown quantization {quantization!r}; known are {', '.join(known)}, "
-            f"and each with {LAYERS} appended, which leaves the embeddings as they are"
-            + (f"; {MIXED} is for loading on a CPU" if quantization.removesuffix(LAYERS) == MIXED else "")
+            f"unknown quantization {quantization!r}; known are {', '.join(known)}"
+            + (f"; {MIXED} is for loading on a CPU" if quantization == MIXED else "")
         )
 
 
@@ -96,13 +95,13 @@ def format_of(name: str, shape: Sequence[int], quantization: str, on_cpu: bool =
     """Return the format of a tensor of the text model, or None if it is not packed.
 
     Router, norms and scalars are not packed: they are small, and their precision matters. With `on_cpu`, return the
-    format that a CPU packs the tensor to while it loads a model.
+    format that a CPU packs the tensor to while it loads a model. The suffix LAYERS is that of stored models only.
     """
-    check_known(quantization, on_cpu)
+    kind = quantization.removesuffix(LAYERS)
+    check_known(kind, on_cpu)
     packed = _MATRICES if quantization.endswith(LAYERS) else _MATRICES | _TABLES
     if len(shape) < 2 or packed.isdisjoint(name.split(".")):
         return None
-    kind = quantization.removesuffix(LAYERS)
     if on_cpu and kind in ON_CPU:
         return FORMATS[_format_on_cpu(name, shape, kind)]
     return FORMATS[kind if is_expert(name) else "fp8"]

@@ -13,9 +13,9 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from examples.mini.vocabulary import RESERVED, SPECIALS
 from gesso.checkpoint.stored import Recipe
 from gesso.model.config import Config
-from gesso.train.vocabulary import RESERVED, SPECIALS
 from tests import tiny
 
 HIDDEN, WIDTH, EXPERT, EXPERTS, VOCABULARY = 256, 256, 64, 4, tiny.VOCABULARY

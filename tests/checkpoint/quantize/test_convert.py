@@ -1,6 +1,7 @@
 """Quantized checkpoints: written atomically, loaded without unpacking, equal to their dequantized values."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -19,12 +20,13 @@ from gesso.checkpoint.source import open_source
 from gesso.errors import CheckpointError, InputError
 from gesso.info.report import describe
 from gesso.model.config import Config
-from gesso.model.quantization_config import LAYERS, QUANTIZATIONS
+from gesso.model.quantization_config import LAYERS, QUANTIZATIONS, quantization_config
 from gesso.model.transformer import DiffusionGemma
 from tests import tiny
 from tests.tiny import randomise
 
 CPU = torch.device("cpu")
+TABLE = "model.decoder.embed_tokens.weight"
 
 
 def load(directory, dtype=torch.float32, quantize=None):
@@ -157,23 +159,42 @@ def test_large_vocabulary_is_unpacked_in_chunks(quantized, monkeypatch):
     torch.testing.assert_close(model.soft_embedding(whole), expected)
 
 
-def test_layers_suffix_leaves_the_embeddings_unpacked(source, quantized, tmp_path):
-    name = quantized[0] + LAYERS
-    convert.quantize(source, tmp_path / "layers", name)
-    key = "model.decoder.embed_tokens.weight"
-    assert same(stored(source)[key], stored(tmp_path / "layers")[key])
-    assert Config.from_directory(tmp_path / "layers").quantization == name
-    assert torch.equal(logits(load(tmp_path / "layers")), logits(load(source, quantize=name)))
+@pytest.fixture
+def layers(source, quantized, tmp_path):
+    """The quantized checkpoint with unpacked embeddings, as other tools write it."""
+    name, packed, _ = quantized
+    target = tmp_path / "layers"
+    shutil.copytree(packed, target)
+    tensors = {key: tensor for key, tensor in stored(packed).items() if not key.startswith(TABLE)}
+    save_file(tensors | {TABLE: stored(source)[TABLE]}, target / SINGLE, metadata={"format": "pt"})
+    raw = json.loads((target / "config.json").read_text())
+    raw["quantization_config"] = quantization_config(name + LAYERS)
+    (target / "config.json").write_text(json.dumps(raw))
+    return target
+
+
+def test_a_stored_model_with_unpacked_embeddings_is_read_and_saved(source, quantized, layers, tmp_path):
+    name = quantized[0]
+    model = load(layers, torch.bfloat16)
+    assert model.config.quantization == name + LAYERS
+    write.save(model, tmp_path / "saved", source=layers)
+    assert same(stored(tmp_path / "saved")[TABLE], stored(source)[TABLE])
+    assert torch.equal(logits(load(tmp_path / "saved")), logits(load(layers)))
     # Loading with the format of a checkpoint whose embeddings are not packed changes nothing.
-    assert load(tmp_path / "layers", quantize=quantized[0]).config.quantization == name
-    with pytest.raises(InputError, match="already"):
-        load(quantized[1], quantize=name)
+    assert load(layers, quantize=name).config.quantization == name + LAYERS
 
 
-def test_embeddings_are_packed_only_if_a_config_group_names_them(source, quantized, tmp_path):
+def test_unpacked_embeddings_are_no_choice(source, quantized, tmp_path):
+    name = quantized[0] + LAYERS
+    with pytest.raises(InputError, match=f"unknown quantization '{name}'; known are fp8, int4, nvfp4$"):
+        convert.quantize(source, tmp_path / "layers", name)
+    with pytest.raises(InputError, match="unknown quantization"):
+        load(source, quantize=name)
+
+
+def test_embeddings_are_packed_only_if_a_config_group_names_them(quantized, layers):
     """Only the targets count: other programs write other `ignore` lists, or none."""
-    convert.quantize(source, tmp_path / "layers", quantized[0] + LAYERS)
-    raw = json.loads((tmp_path / "layers" / "config.json").read_text())
+    raw = json.loads((layers / "config.json").read_text())
     for ignore in ([], ["re:.*lm_head.*", "re:.*embed_tokens.*"]):
         raw["quantization_config"]["ignore"] = ignore
         assert Config.from_dict(raw).quantization == quantized[0] + LAYERS

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from examples.mini.vocabulary import NAMED, SPECIALS, learn
 from gesso import InputError
 from gesso.chat.tokenizer import Tokenizer
 from gesso.eval import python_infill
-from gesso.train.vocabulary import NAMED, SPECIALS, learn
 
 SIZE = 1024
 SOURCES = [path.read_text(encoding="utf-8") for path in sorted((Path(__file__).parents[2] / "gesso").glob("*.py"))]
