@@ -59,6 +59,7 @@ SLOW = {
     "train/test_trainer.py",
 }  # fmt: skip
 WITHOUT_SERVER = {
+    "serve/test_adapter_board.py",
     "serve/test_page.py", "serve/test_prepare.py", "serve/test_remote_images.py", "serve/test_shares.py",
     "serve/test_stored.py", "serve/test_worker.py",
 }  # fmt: skip

@@ -53,14 +53,15 @@ BELOW = {
     "results": BASE | {"chat", "engine", "images"},
     "api": API,
     "loading": API | {"cores"},
+    "choosing": API,
     "info": CHECKPOINT | {"memory", "chat", "images"},
     "train": WEIGHTS | {"memory", "diffusion", "chat", "backends", "images", "own_code"},
     "eval": API | {"own_code"},
-    "serve": API,
+    "serve": API | {"choosing"},
     "trace": API | {"serve"},
     "distill": API | {"train", "eval"},
     "bench": API | {"serve", "train", "eval"},
-    "cli": API | {"cores", "own_code", "serve", "train", "eval", "distill", "info", "trace", "bench", "demo"},
+    "cli": API | {"choosing", "cores", "own_code", "serve", "train", "eval", "distill", "info", "trace", "bench", "demo"},
 }
 
 

@@ -13,7 +13,7 @@ import gesso
 from gesso import renamed
 from gesso.bundled import BASE, SOLVER
 from gesso.checkpoint import aliases
-from gesso.cli.choosing import choose_here
+from gesso.choosing import choose_here
 from gesso.cli.importing import import_torch
 from gesso.cli.memory import ran_out, shortage
 from gesso.cli.terminal import note

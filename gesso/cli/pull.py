@@ -6,7 +6,7 @@ import typer
 
 from gesso.checkpoint import aliases
 from gesso.checkpoint.cache import HubName
-from gesso.cli.choosing import choose_here
+from gesso.choosing import choose_here
 from gesso.cli.options import Device, Memory
 from gesso.cli.terminal import note, print_text
 from gesso.errors import InputError

@@ -11,7 +11,7 @@ import typer
 from gesso import renamed
 from gesso.bundled import SOLVER
 from gesso.checkpoint import aliases
-from gesso.cli.choosing import choose_apart
+from gesso.choosing import choose_apart
 from gesso.cli.options import (
     CacheDir,
     Decode,
@@ -125,16 +125,12 @@ def serve(
     hosts = run.check_keys(host, keys, without_keys)
     model = model_argument or model
     name = name or ("gesso" if model is None else Path(model).name)
-    if aliases.is_automatic(model):
-        if on_ray:
-            raise InputError(f"{model} depends on the device, and with --ray that is another machine's; name a model")
+    if aliases.is_automatic(model) and not on_ray:  # each replica chooses for its own machine
         choice = choose_apart(device, memory, quantize)
         note(choice.reason)
         model, quantize = choice.name, choice.quantize or quantize
     if adapter_dir is not None and not adapter_dir.is_dir():
         raise InputError(f"--adapter-dir: there is no directory {str(adapter_dir)!r}")
-    if adapter_dir is not None and on_ray:
-        raise InputError("--adapter-dir does not go with --ray: a request would reach one replica only; use --adapter")
     settings = ServerSettings(
         engine=EngineSettings(
             model=model,
@@ -171,6 +167,7 @@ def serve(
     with _needs_extra("ray"):
         from gesso.serve import ray
     least, most = _range(replicas)
+    note(ray.WITHOUT_STORE)
     print_text(ray.deploy(settings, host, port, ray.Cluster(least=least, most=most, cpus=replica_cpus)))
 
 

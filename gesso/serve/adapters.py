@@ -57,8 +57,7 @@ class ServedAdapters:
         while name in self.retired:
             await self.retired[name].freed.wait()
         if name in self.served or name in self.loads:
-            message = f"there is already an adapter called {name!r}; unload it first, or use another name"
-            raise ApiError(400, message, param="lora_name", code="adapter_exists")
+            raise adapter_exists(name)
         if len(self.served) + len(self.retired) + len(self.loads) >= self._most:
             message = f"this server has {self._most} adapters, its limit (--max-adapters); unload one first"
             raise ApiError(400, message, code="too_many_adapters")
@@ -71,9 +70,7 @@ class ServedAdapters:
     def unload(self, name: str) -> None:
         """Serve an adapter to no new request. The supervisor then calls `note_requests`, which frees it if unused."""
         if name not in self.served:
-            known = ", ".join(self.served) or "none"
-            message = f"there is no adapter {name!r}; loaded are: {known}"
-            raise ApiError(404, message, param="lora_name", code="adapter_not_found")
+            raise adapter_not_found(name, self.served)
         self.retired[name] = Retired(self.served.pop(name))
         self._given.discard(name)
         self._log("adapter unloaded", name)
@@ -156,3 +153,13 @@ class ServedAdapters:
 
     def _log(self, event: str, name: str) -> None:
         logger.info(event, extra={"fields": {"model": self._model, "adapter": name}})
+
+
+def adapter_exists(name: str) -> ApiError:
+    message = f"there is already an adapter called {name!r}; unload it first, or use another name"
+    return ApiError(400, message, param="lora_name", code="adapter_exists")
+
+
+def adapter_not_found(name: str, loaded: Iterable[str]) -> ApiError:
+    message = f"there is no adapter {name!r}; loaded are: {', '.join(loaded) or 'none'}"
+    return ApiError(404, message, param="lora_name", code="adapter_not_found")

@@ -1,6 +1,7 @@
 """Errors in the form that OpenAI's clients expect: a status and {"error": {message, type, param, code}}."""
 
 import re
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,6 +20,9 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(ApiError, **vars(self)), ()  # between replicas
 
     @property
     def body(self) -> dict[str, Any]:

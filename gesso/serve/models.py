@@ -5,6 +5,7 @@ from functools import partial
 
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.source import locate
+from gesso.serve.adapter_follower import AdapterFollower, Board
 from gesso.serve.errors import ApiError
 from gesso.serve.generation import Check
 from gesso.serve.jobs import Job, Mailbox
@@ -42,12 +43,16 @@ class ServedModel:
 
 
 class Models:
-    def __init__(self, settings: ServerSettings, metrics: Metrics) -> None:
+    def __init__(self, settings: ServerSettings, metrics: Metrics, board: Board | None = None) -> None:
+        """`board`: where replicas agree on their adapters, if this server is one of several."""
         per_model = [settings, *(_bundled(settings, name) for name in settings.also)]
         self.stored = ResponseStore(settings.limits, settings.body_bytes)
         self.all = [ServedModel(each, metrics, self.stored) for each in per_model]
         self.main = self.all[0]
         self.pool = PreparePool(per_model)
+        self.follower: AdapterFollower | None = None
+        if board is not None and settings.adapter_dir is not None:
+            self.follower = AdapterFollower(board, self.main.supervisor, settings.adapter_dir)
 
     @property
     def names(self) -> list[str]:
@@ -100,11 +105,23 @@ class Models:
         if any(name == model.frontend.name for model in self.all):
             message = f"{name!r} is the name of a model; give the adapter another name"
             raise ApiError(400, message, param="lora_name", code="adapter_exists")
-        await self.main.supervisor.adapters.load(name, directory)
+        if self.follower is not None:
+            await self.follower.load(name, directory)
+        else:
+            await self.main.supervisor.adapters.load(name, directory)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Serve an adapter of the main model to no new request."""
+        if self.follower is not None:
+            await self.follower.unload(name)
+        else:
+            self.main.supervisor.unload_adapter(name)
 
     async def start(self) -> None:
         await self.pool.start()
         await self.main.supervisor.start()
+        if self.follower is not None:
+            self.follower.start()
 
     async def wake(self, model: ServedModel) -> None:
         """Start the engine of a model unless it has been started. Requests wait while it loads."""
@@ -112,6 +129,8 @@ class Models:
             await model.supervisor.start()
 
     async def stop(self) -> None:
+        if self.follower is not None:
+            await self.follower.stop()
         for model in self.all:
             if model.supervisor.started:
                 await model.supervisor.stop()

@@ -2,7 +2,9 @@
 
 import io
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.table import Table
@@ -111,7 +113,21 @@ def test_serve_resolves_the_alias_in_a_process_that_ends(main, small: Hub, monke
     done = main("serve", "diffusiongemma", "--port", "0")
     assert done.code == 0 and "because" in done.err
     assert (served[0].engine.model, served[0].engine.quantize, served[0].name) == (NAME, "fp8", "diffusiongemma")
-    assert main("serve", "diffusiongemma", "--ray").code == 2
+
+
+def test_serve_on_ray_leaves_the_alias_to_each_replica(main, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gesso.cli import serve
+
+    deployed: list[object] = []
+    ray = SimpleNamespace(
+        Cluster=SimpleNamespace, WITHOUT_STORE="nothing stored", deploy=lambda settings, *_: deployed.append(settings)
+    )
+    monkeypatch.setitem(sys.modules, "gesso.serve.ray", ray)
+    monkeypatch.setattr("gesso.serve.ray", ray, raising=False)
+    monkeypatch.setattr(serve, "choose_apart", lambda *_: pytest.fail("the alias was resolved here"))
+    done = main("serve", "diffusiongemma", "--ray")
+    assert done.code == 0 and "nothing stored" in done.err
+    assert (deployed[0].engine.model, deployed[0].name) == ("diffusiongemma", "diffusiongemma")
 
 
 def test_a_piped_table_shows_whole_names(capsys: pytest.CaptureFixture[str]) -> None:

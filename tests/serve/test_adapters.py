@@ -240,12 +240,8 @@ def test_without_the_option_nothing_can_be_loaded(main, tmp_path):
         answer = client.post(path, json={"lora_name": "a", "lora_path": "a"})
         assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
         assert "--adapter-dir" in answer.json()["error"]["message"]
-    for arguments, words in (
-        (("--adapter-dir", str(tmp_path / "none")), "there is no directory"),
-        (("--adapter-dir", str(tmp_path), "--ray"), "does not go with --ray"),
-    ):
-        ended = main("serve", *arguments)
-        assert ended.code and words in ended.err
+    ended = main("serve", "--adapter-dir", str(tmp_path / "none"))
+    assert ended.code and "there is no directory" in ended.err
 
 
 # --- bookkeeping of the server ------------------------------------------------------------------------------------

@@ -59,5 +59,5 @@ def add_adapter_routes(app: FastAPI, models: Models) -> None:
             fields = await read("unload_lora_adapter", request)
         except ClientDisconnected:
             return Response(status_code=CLIENT_LEFT)
-        models.main.supervisor.unload_adapter(fields["lora_name"])
+        await models.unload_adapter(fields["lora_name"])
         return answer(fields["lora_name"], deleted=True)

@@ -20,6 +20,7 @@ from fastapi.responses import JSONResponse, Response
 import gesso
 from gesso.engine.request import ATTEMPTS
 from gesso.serve import anthropic, ollama
+from gesso.serve.adapter_follower import Board
 from gesso.serve.anthropic_fields import MessagesFields
 from gesso.serve.fields import Fields
 from gesso.serve.generation import Generation
@@ -46,9 +47,9 @@ from gesso.serve.settings import ServerSettings
 TITLE = "Gesso"
 
 
-def create_app(settings: ServerSettings) -> FastAPI:
+def create_app(settings: ServerSettings, board: Board | None = None) -> FastAPI:
     settings, metrics = with_images(settings), Metrics()
-    models = Models(settings, metrics)
+    models = Models(settings, metrics, board)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -60,7 +61,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
 
     # FastAPI's documentation pages load files from other hosts; the studio has one that does not.
     app = FastAPI(title=TITLE, version=gesso.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.supervisor = models.main.supervisor
+    app.state.supervisor, app.state.follower = models.main.supervisor, models.follower
     error_handlers.install(app)
     _add_text_endpoints(app, models, metrics)
     add_stored_responses(app, models)
