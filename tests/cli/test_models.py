@@ -119,9 +119,12 @@ def test_serve_on_ray_leaves_the_alias_to_each_replica(main, monkeypatch: pytest
     from gesso.cli import serve
 
     deployed: list[object] = []
-    ray = SimpleNamespace(
-        Cluster=SimpleNamespace, WITHOUT_STORE="nothing stored", deploy=lambda settings, *_: deployed.append(settings)
-    )
+
+    def deploy(settings: object, *_: object) -> str:
+        deployed.append(settings)
+        return "deployed"
+
+    ray = SimpleNamespace(Cluster=SimpleNamespace, WITHOUT_STORE="nothing stored", deploy=deploy)
     monkeypatch.setitem(sys.modules, "gesso.serve.ray", ray)
     monkeypatch.setattr("gesso.serve.ray", ray, raising=False)
     monkeypatch.setattr(serve, "choose_apart", lambda *_: pytest.fail("the alias was resolved here"))
