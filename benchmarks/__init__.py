@@ -1,1 +1,1 @@
-"""Benchmarks that need data from elsewhere. They are not part of the wheel."""
+"""Benchmarks with data from elsewhere, or of one feature. They are not part of the wheel."""

@@ -20,9 +20,9 @@ from gesso.api import Gesso
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.generation import GenerationDefaults
+from gesso.cores import threads_for
 from gesso.engine.prefix_files import SUFFIX, PrefixFiles
 from gesso.errors import GessoError
-from gesso.info.cores import threads_for
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 

@@ -61,7 +61,8 @@ BELOW = {
     "trace": API | {"serve"},
     "distill": API | {"train", "eval"},
     "bench": API | {"serve", "train", "eval"},
-    "cli": API | {"choosing", "cores", "own_code", "serve", "train", "eval", "distill", "info", "trace", "bench", "demo"},
+    "cli": API
+    | {"choosing", "cores", "own_code", "serve", "train", "eval", "distill", "info", "trace", "bench", "demo"},
 }
 
 

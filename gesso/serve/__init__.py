@@ -19,6 +19,7 @@ A request passes through these modules:
    two also translate the fields of their requests into those of a chat or a completion.
 
 `relay` forwards the output of all processes without waiting for its reader. `settings` has all limits, `auto` chooses
-precision, context and batch by the available memory, and `ray` runs replicas on a Ray cluster.
+precision, context and batch by the available memory, and `ray` runs replicas on a Ray cluster, which agree
+on their adapters (`adapter_board`, `adapter_follower`).
 docs/guides/security.md lists the attacks that the limits are made for.
 """

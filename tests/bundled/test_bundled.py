@@ -9,6 +9,7 @@ from safetensors import safe_open
 from transformers import DiffusionGemmaForBlockDiffusion
 
 import gesso
+from examples.mini.vocabulary import SPECIALS
 from gesso import bundled
 from gesso.bundled import BASE, SOLVER
 from gesso.chat.tokenizer import FILL
@@ -19,7 +20,6 @@ from gesso.errors import CheckpointError
 from gesso.info.report import describe
 from gesso.train.recipe import load as load_recipe
 from gesso.train.run import directory_of
-from gesso.train.vocabulary import SPECIALS
 from tests import oracle
 
 MB = 10**6

@@ -54,8 +54,8 @@ def url(settings):
         ray.shutdown()
 
 
-def replicas():
-    """Return the process ids of this cluster's replicas."""
+def replicas(deployment="replica"):
+    """Return the process ids of the replicas of a deployment on this cluster."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
@@ -63,7 +63,7 @@ def replicas():
                 title = (process / "cmdline").read_text()
             except OSError:
                 continue
-            if title.startswith("ray::ServeReplica:gesso:"):
+            if title.startswith(f"ray::ServeReplica:gesso:{deployment}"):
                 found.append(int(process.name))
     return found
 
@@ -158,6 +158,17 @@ def test_a_new_replica_has_the_loaded_adapters_before_it_gets_requests(url):
     wait_until(lambda: answers(url, "b") == expected)  # requests of the killed replica may have failed
     assert change(url, "load", "c", lora_path="c").status_code == 200
     assert statuses(url, "c") == {200}
+    for name in ("b", "c"):
+        assert change(url, "unload", name).status_code == 200
+
+
+def test_loaded_adapters_survive_the_board(url):
+    assert change(url, "load", "b", lora_path="b").status_code == 200
+    (board,) = replicas("adapters-")
+    os.kill(board, signal.SIGKILL)
+    wait_until(lambda: replicas("adapters-") not in ([], [board]))
+    wait_until(lambda: change(url, "load", "c", lora_path="c").status_code == 200)
+    assert listed(url) == {("tiny", "a", "b", "c")}
     for name in ("b", "c"):
         assert change(url, "unload", name).status_code == 200
 
