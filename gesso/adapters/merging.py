@@ -45,14 +45,14 @@ def merge_files(base: str | Path, adapter: str | Path, target: Path, *, shard_by
         raise InputError(
             f"cannot merge into {source.path}, which is quantized to {source.config.quantization}: rounding would "
             "remove most of the adapter. Merge it into the checkpoint that was quantized, then quantize the result "
-            "(gesso quantize), or use the adapter unmerged (--adapter)"
+            "(gesso quantize), or load it with this adapter unmerged"
         )
     source.check()
     found = read(adaptable_weights(empty_model(source.config)), directory)
     if not found.is_tied:
         raise InputError(
             f"cannot merge {directory}: it changes the shared weights of encoder and decoder differently, and there is "
-            "one weight for both. Use it unmerged (--adapter), or train one with gesso, which changes both alike"
+            "one weight for both. Use it unmerged, or train one with gesso, which changes both alike"
         )
     changed: set[str] = set()
     settings = found.settings

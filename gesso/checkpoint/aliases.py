@@ -80,7 +80,7 @@ def choose(device: str, usable: int, quantize: str | None) -> Choice:
     for least, source, packed, why in GPU:
         if usable >= least * GIGABYTE:
             return _choice(source, packed, f"{here}; {why}")
-    raise DoesNotFitError(f"{here}, and {ALIAS} needs at least {GPU[-1][0]} GB; --device cpu needs {HOST} GB of memory")
+    raise DoesNotFitError(f"{here}, and {ALIAS} needs at least {GPU[-1][0]} GB; device=cpu needs {HOST} GB of memory")
 
 
 def _choice(source: str, quantize: str | None, why: str) -> Choice:

@@ -162,7 +162,7 @@ class _Pinned:
         runtime: Any = torch.cuda.cudart()
         if failed := int(runtime.cudaHostRegister(self.bytes.data_ptr(), pages, 0)):
             raise DoesNotFitError(
-                f"{size:,} bytes of host memory could not be pinned (CUDA error {failed}); free host memory, or use a "
-                "narrower --quantize or a larger --memory, with which fewer experts are in host memory"
+                f"{size:,} bytes of host memory could not be pinned (CUDA error {failed}); free host memory, "
+                "choose fewer bits (quantize), or a larger limit (memory), with which fewer experts are in host memory"
             )
         weakref.finalize(self, runtime.cudaHostUnregister, self.bytes.data_ptr()).atexit = False

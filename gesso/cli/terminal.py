@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gesso.errors import InputError
-from gesso.printable import printable
+from gesso.printable import in_options, printable
 from gesso.renamed import RenamedWarning
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def note(text: str) -> None:
 
 
 def complain(message: str) -> None:
-    console(sys.stderr).print(Text("gesso: " + printable(message.removeprefix("gesso: "))))
+    console(sys.stderr).print(Text("gesso: " + printable(in_options(message.removeprefix("gesso: ")))))
 
 
 def show_cursor() -> None:

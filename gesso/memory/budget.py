@@ -187,7 +187,7 @@ class Budget:
         return (
             f"weights{quantized} ({gigabytes(parts[0])}), workspace ({gigabytes(parts[1])}) and {texts} "
             f"({gigabytes(parts[2])}) need {gigabytes(sum(parts))}, and {gigabytes(self.size)} may be used "
-            f"(--memory {shown_memory(memory)}){self._host_shortage(placement, context, batch)}"
+            f"(memory={shown_memory(memory)}){self._host_shortage(placement, context, batch)}"
         )
 
     def _host_shortage(self, placement: Placement, context: int, batch: int) -> str:

@@ -48,14 +48,13 @@ def read_memory(memory: float | str) -> float | int:
         share = 0.0
     if not 0 < share <= 1:
         raise InputError(
-            "the share of memory must be above 0 and at most 1, or a size such as 12GB or 11.5GiB; "
-            f"got {memory}; change --memory"
+            f"memory={memory} is not usable: give a share above 0 and at most 1, or a size such as 12GB or 11.5GiB"
         )
     return share
 
 
 def shown_memory(memory: float | str) -> str:
-    """Return the value of --memory for a message."""
+    """Return the limit of memory for a message."""
     limit = read_memory(memory)
     return str(memory) if isinstance(limit, int) else f"{limit:g}"
 

@@ -35,6 +35,7 @@ from gesso.infill.edit import edit
 from gesso.infill.infill import infill
 from gesso.infill.results import EditResult
 from gesso.memory.device import resident_bytes
+from gesso.printable import in_options
 from gesso.serve import startup
 from gesso.serve.adapter_loader import AdapterLoader
 from gesso.serve.collecting import Collector, take_over
@@ -304,7 +305,8 @@ def main() -> None:
         expected = isinstance(error, (GessoError, OSError))
         if not expected:
             traceback.print_exc()
-        send(Broken(str(error) if expected else f"{type(error).__name__}: {error}", final=expected))
+        message = in_options(str(error))
+        send(Broken(message if expected else f"{type(error).__name__}: {message}", final=expected))
         return
     settings, engine = choice.settings, model.engine
     device, dtype = str(model.model.device), str(model.model.dtype).removeprefix("torch.")

@@ -19,7 +19,7 @@ from gesso.memory.weights import NOT_PACKED
 logger = logging.getLogger("gesso")
 
 ADVICE = (
-    "Quantize the frozen weights (model.quantize or --quantize int4), recompute activations "
+    "Quantize the frozen weights (model.quantize, or quantize=int4), recompute activations "
     "(run.checkpoint_activations = true), lower data.max_length or run.batch_size, or train an adapter of lower rank "
     "or on fewer weights (lora.rank, lora.targets)."
 )

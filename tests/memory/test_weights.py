@@ -32,7 +32,7 @@ def total(sizes):
     return sum(size.nbytes for size in sizes.values())
 
 
-@pytest.mark.parametrize("quantize", ["none", "fp8", "fp8-layers", "int4", "int4-layers", "nvfp4"])
+@pytest.mark.parametrize("quantize", ["none", "fp8", "int4", "nvfp4"])
 @pytest.mark.parametrize("on_cpu", [False, True])
 def test_counted_bytes_are_those_of_the_loaded_model(directory, quantize, on_cpu):
     source = open_source(directory)

@@ -115,7 +115,7 @@ def test_the_largest_batch_that_fits_is_chosen(real, weights, gb):
 @pytest.mark.parametrize(
     ("given", "gb", "figures"),
     [
-        ({}, 8, ("quantized to int4", "2.55 GB", "7.20 GB may be used", "--memory 0.9")),
+        ({}, 8, ("quantized to int4", "2.55 GB", "7.20 GB may be used", "memory=0.9")),
         ({"quantize": "none"}, 48, ("50.5", "43.20 GB may be used")),
         ({"max_batch": 64, "max_length": LONGEST}, 80, ("64 texts of 262144 tokens", "(--max-length)")),
     ],
@@ -180,7 +180,7 @@ def test_memory_of_a_container_is_its_limit(tmp_path):
 
 def test_the_share_of_memory_is_between_0_and_1():
     for share in (0, -1, 1.1):
-        with pytest.raises(InputError, match="share of memory"):
+        with pytest.raises(InputError, match="is not usable"):
             EngineSettings(memory=share)
 
 
