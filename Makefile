@@ -1,7 +1,8 @@
 # Every target installs what it needs into .venv; Python 3.11 or newer is required.
 #   make demo       run the bundled models              make studio     open the studio in a browser
 #   make chat       download DiffusionGemma for this machine's GPU and chat with it
-#   make check      daily checks, under 90 s            make test       everything
+#   make check      daily checks, under 90 s            make test       everything but tests of examples
+#   make test-examples                                  tests of examples/
 #   make docs       build the documentation into site/
 #   make test-gpu   GPU tests, on a machine with an NVIDIA GPU; uses the Python that has torch there, installs nothing
 #   make test-ray       replicas on a Ray cluster of this machine; installs Ray into .venv-ray
@@ -21,8 +22,8 @@ TREE ?= $(shell git rev-parse HEAD:gesso 2>/dev/null)
 # Cache compiled modules even if the environment disables that; otherwise every process compiles them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo chat studio check test test-ray test-gpu test-clients lint properties docs wheel release-check mini-data \
-	sudoku-data clean
+.PHONY: demo chat studio check test test-examples test-ray test-gpu test-clients lint properties docs wheel \
+	release-check mini-data sudoku-data clean
 demo: $(VENV)/.installed
 	@$(BIN)/gesso demo
 	@echo "The commands are in $(BIN): run . $(BIN)/activate first. make studio installs what gesso serve needs."
@@ -40,7 +41,10 @@ test: $(VENV)/.installed-dev
 	$(MAKE) -j 2 lint properties
 
 properties: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/examples
+
+test-examples: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(PARALLEL) tests/examples
 
 # Ray in an environment of its own: it takes 300 MB and brings other versions of shared packages.
 test-ray: $(RAY_VENV)/.installed
@@ -51,7 +55,7 @@ test-gpu:
 
 # Clients of other projects, with their own dependencies, against a server of this one.
 test-clients: $(VENV)/.installed-serve
-	$(BIN)/python -m tests.clients.run
+	$(BIN)/python -m tools.clients.run
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

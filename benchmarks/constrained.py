@@ -1,7 +1,9 @@
 """Measure the steps of requests under a JSON schema, alone and beside free requests.
 
+    python -m benchmarks.constrained -m random:26b-a4b --quantize fp8
+
 Weights are random, so every step violates the schema and is corrected: the worst case. Words are random too, as in
-`gesso.bench.constraints`. The bundled tokenizer gives most tokens of a larger vocabulary no text, and a search among
+`benchmarks.constraints`. The bundled tokenizer gives most tokens of a larger vocabulary no text, and a search among
 those would be too fast.
 """
 
@@ -12,11 +14,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.arguments import add_model_options, model_options, parser_of, run
+from benchmarks.constraints import KINDS, random_words
 from gesso import loading
-from gesso.bench.constraints import KINDS, random_words
 from gesso.bench.device import wait
 from gesso.bench.model import sizes_in
 from gesso.bench.requests import requests
+from gesso.cli.terminal import print_json
 from gesso.engine.events import Draft
 from gesso.engine.request import Request
 
@@ -30,6 +34,15 @@ SCHEMA = {
 BATCHES, PROMPT, STEPS = (1, 8), 1024, 48
 BESIDE = 4  # free requests, and as many constrained ones
 WARM = 3  # equal runs before the measured one, which compile and capture everything
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of("constrained", __doc__)
+    add_model_options(parser)
+    parser.add_argument("--batches", metavar="N,N", help="batch sizes; default: 1,8")
+    parser.add_argument("--prompt", type=int, help="tokens per prompt")
+    asked = parser.parse_args(arguments)
+    print_json(bench(asked.model, batches=asked.batches, prompt=asked.prompt, **model_options(asked)))
 
 
 def bench(
@@ -121,3 +134,7 @@ def _count(events: Sequence[Any], drafts: dict[int, int]) -> None:
     for event in events:
         if isinstance(event, Draft):
             drafts[event.request_id] += 1
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,5 +1,7 @@
 """Measure the cost of a constraint per step, on one core.
 
+    python -m benchmarks.constraints --fields 50
+
 The search for the likeliest text runs at the size of the real vocabulary. Scores are random, which is the worst case:
 every step violates the constraint everywhere. Words are random too, with the lengths, single bytes and JSON punctuation
 of a real vocabulary. A constraint that allows everything is measured beside a step of gesso-mini.
@@ -8,7 +10,7 @@ of a real vocabulary. A constraint that allows everything is measured beside a s
 import random
 import string
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -19,6 +21,8 @@ import torch
 from torch import Tensor
 
 import gesso
+from benchmarks.arguments import parser_of, run
+from gesso.cli.terminal import print_json
 from gesso.constraints.automaton import START, Automaton
 from gesso.constraints.guide import Guide
 from gesso.constraints.reach import Reach
@@ -40,6 +44,14 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 4},
 )
 EOS = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of("constraints", __doc__)
+    parser.add_argument("--fields", type=int, default=50, help="properties of the JSON schema")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps")
+    asked = parser.parse_args(arguments)
+    print_json(measure(asked.fields, asked.steps))
 
 
 def measure(fields: int, steps: int) -> dict[str, Any]:
@@ -123,3 +135,7 @@ def random_words(size: int) -> Words:
         word = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 10)))
         found[rng.choice(("", " ", " ", "_")).encode() + rng.choice((word, word, word.title())).encode()] = None
     return Words(dict(enumerate(found, start=2)), size)
+
+
+if __name__ == "__main__":
+    run(main)

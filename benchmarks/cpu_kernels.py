@@ -1,11 +1,13 @@
 """Measure the CPU kernels at the size of the real model: products, and whole layers token by token and in canvases.
 
+    python -m benchmarks.cpu_kernels
+
 Weights are random codes, and there are more of them than fit into a cache. Times are the best of a few repetitions:
 other processes only make them longer.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,11 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.arguments import parser_of, run
 from gesso.backends import cpu
 from gesso.backends.base import Piece
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.quantize.formats import FORMATS, is_expert
 from gesso.checkpoint.quantize.packed import Packed
+from gesso.cli.terminal import print_json
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 
@@ -28,6 +32,11 @@ REPETITIONS = 3
 LAYERS = ("sliding_attention",) * 5 + ("full_attention",)
 VOCABULARY = 1024  # the head is not part of a layer
 TOKENS = 16  # of the measurement token by token
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser_of("cpu_kernels", __doc__).parse_args(arguments)
+    print_json(measure())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,3 +176,7 @@ def _weights(model: DiffusionGemma) -> tuple[list[tuple[int, int]], list[tuple[i
             found = sum(tensor.nbytes for tensor in module.tensors.values()), torch.Size(module.shape).numel()
             (experts if is_expert(name) else fixed).append(found)
     return fixed, experts
+
+
+if __name__ == "__main__":
+    run(main)

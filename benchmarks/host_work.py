@@ -1,6 +1,6 @@
 """Measure how long an engine works on hostile constraints without a pause, while other requests wait.
 
-    python -m tests.host_work
+    python -m benchmarks.host_work
 
 Each constraint is compiled in a child process, as a server does. It is then restored, and corrects random predictions
 in parts, as the engine does between the launches of passes. The table has CPU time in milliseconds: of restoring and
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gesso.bench.schemas import guides
+from benchmarks.schemas import guides
 from gesso.constraints.automaton import START
 from gesso.constraints.budget import pausing
 from gesso.constraints.guide import Guide
@@ -24,7 +24,7 @@ from gesso.constraints.search import Scores, search
 from gesso.constraints.stored import to_bytes
 from gesso.errors import InputError
 from gesso.serve.collecting import take_over
-from tests.hostile_cases import Case, cases
+from tools.hostile_cases import Case, cases
 
 PASS_SECONDS = 0.002  # in which the searches beside a pass are asked to stop
 TOKENS, LIKELY, STEPS = 64, 16, 10

@@ -1,5 +1,7 @@
 """Measure how fast a model sees images: vision passes, prompts with images, and a second question about one.
 
+    python -m benchmarks.images -m random:26b-a4b --quantize fp8
+
 The floor of a vision pass is its operations at the speed that a large matrix product reaches on the same device.
 """
 
@@ -13,9 +15,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arguments import add_model_options, model_options, parser_of, run
 from gesso import loading
 from gesso.api import Gesso
 from gesso.bench.device import wait
+from gesso.cli.terminal import print_json, print_styled
 from gesso.engine.request import Request
 from gesso.errors import InputError
 from gesso.images.image import Image
@@ -29,6 +33,15 @@ TEXT = 64  # tokens of text after the images
 SEVERAL = 4  # images in one prompt
 RUNS = 5
 SIZE = {"cuda": 8192, "cpu": 1024}  # of the matrices whose product gives the speed of the device
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of("images", __doc__)
+    add_model_options(parser)
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
+    asked = parser.parse_args(arguments)
+    found = bench(asked.model, **model_options(asked))
+    print_json(found) if asked.json else print_styled(lambda console: render(found, console))
 
 
 def bench(
@@ -53,7 +66,7 @@ def bench(
 def measure(g: Gesso, tokens: Sequence[int], runs: int = RUNS) -> dict[str, Any]:
     """Return the times of vision passes of so many soft tokens, and of prompts with the default ones."""
     if g.model.vision is None:
-        raise InputError("the model has no vision tower; bench images needs one, such as that of random:26b-a4b")
+        raise InputError("the model has no vision tower; this benchmark needs one, such as that of random:26b-a4b")
     device = g.model.device
     speed = _speed(device, g.model.dtype)
     passes = []
@@ -79,12 +92,12 @@ def _prompts(g: Gesso, rows: int, columns: int, runs: int) -> dict[str, Any]:
     """Return the milliseconds to the first draft after several images, after one, and of another question about it."""
     device, found = g.model.device, {"tokens": rows * columns}
     several, first, second = [], [], []
-    for run in range(runs + 1):
-        images = [picture(g.config.vision, rows, columns, SEVERAL * run + i + 1) for i in range(SEVERAL)]
-        several.append(_first_draft(g, images, device, run))
-        alone = picture(g.config.vision, rows, columns, -run - 1)
-        first.append(_first_draft(g, [alone], device, run))
-        second.append(_first_draft(g, [alone], device, run + 1))
+    for number in range(runs + 1):
+        images = [picture(g.config.vision, rows, columns, SEVERAL * number + i + 1) for i in range(SEVERAL)]
+        several.append(_first_draft(g, images, device, number))
+        alone = picture(g.config.vision, rows, columns, -number - 1)
+        first.append(_first_draft(g, [alone], device, number))
+        second.append(_first_draft(g, [alone], device, number + 1))
     # The first of each compiles.
     return found | {
         f"images_{SEVERAL}_ms": statistics.median(several[1:]),
@@ -155,3 +168,7 @@ def render(found: dict[str, Any], console: Console) -> None:
         f"of a second question about it: {prompts['second_question_ms']:.0f} ms. "
         f"A large product runs at {found['tflops_of_a_product']:.1f} TFLOP/s."
     )
+
+
+if __name__ == "__main__":
+    run(main)

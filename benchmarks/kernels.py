@@ -1,5 +1,8 @@
 """Measure every kernel at the size of the real model: its error against the plain version, and its time.
 
+    python -m benchmarks.kernels                 # on a GPU: every kernel in every tiling
+    python -m benchmarks.kernels --only fp8      # those whose name contains this
+
 Each kernel runs in many tilings, because only measurement shows the fastest. Several processes compile the kernels
 before anything is timed. The timed unit is a CUDA graph of calls with different weights, so that no weights are in the
 cache.
@@ -8,7 +11,7 @@ cache.
 import itertools
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -17,11 +20,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.arguments import parser_of, run
+from benchmarks.cases import COPIES, Case, Shape, add_norms, back, join, product, route, up
 from gesso.backends.cuda.kernels import experts, experts_four_bit, linear
 from gesso.backends.cuda.kernels.four_bit import FOUR_BIT
 from gesso.backends.cuda.kernels.linear import BLOCK, FP8, Tiling
-from gesso.bench.cases import COPIES, Case, Shape, add_norms, back, join, product, route, up
+from gesso.cli.terminal import print_json
 from gesso.errors import InputError
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of("kernels", __doc__)
+    parser.add_argument("--only", help="kernels whose name contains this")
+    asked = parser.parse_args(arguments)
+    print_json([row.to_dict() for row in best(measure(asked.only))])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,3 +201,7 @@ def best(found: list[Row]) -> list[Row]:
         if row.kernel not in fastest or row.microseconds < fastest[row.kernel].microseconds:
             fastest[row.kernel] = row
     return list(fastest.values())
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,4 +1,4 @@
-"""Measure llama.cpp token by token: `python -m gesso.bench.llama_cpp FILE THREADS TOKENS` prints JSON.
+"""Measure llama.cpp token by token: `python -m benchmarks.llama_cpp FILE THREADS TOKENS` prints JSON.
 
 A process of its own, so that the memory of one engine is free when the other begins.
 """
@@ -20,7 +20,7 @@ WARM = 4  # tokens that are not timed
 
 def check_installed() -> None:
     if find_spec("llama_cpp") is None:
-        raise InputError("--peer llama.cpp needs llama-cpp-python: pip install llama-cpp-python (it needs a compiler)")
+        raise InputError("llama.cpp needs llama-cpp-python: pip install llama-cpp-python (it needs a compiler)")
 
 
 def measure(file: Path, threads: int, tokens: int) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from gesso.bench.random_text import accepts
-from gesso.bench.schemas import guides, refusal_kind
+from benchmarks.random_text import accepts
+from benchmarks.schemas import guides, refusal_kind
 from gesso.constraints.guide import Guide
 from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.schema.walk import all_subschemas, mapped

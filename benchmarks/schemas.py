@@ -1,5 +1,8 @@
 """Measure which JSON schemas compile, in which time, and whether the texts of a constraint are valid.
 
+    python -m benchmarks.schemas                                        # our own sample: 30 schemas
+    python -m benchmarks.schemas --data JSONSchemaBench --workers 2     # the data set of Hugging Face
+
 Texts are drawn at random from each compiled constraint, and judged as answers are, formats included. A constraint that
 does not keep a whole schema by itself names the parts (`checked`). A text that fails there is `retried`, as an answer
 would be. A text that fails under any other constraint is `invalid`.
@@ -16,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median, quantiles
@@ -25,13 +28,17 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from gesso.bench.random_text import random_text
-from gesso.bench.schema_files import Named, read_schemas
+import gesso
+from benchmarks.arguments import add_model_options, model_options, parser_of, run
+from benchmarks.random_text import random_text
+from benchmarks.schema_files import Named, read_schemas
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.source import locate
+from gesso.cli.terminal import print_json, print_styled
 from gesso.constraints.constraint import Guides
 from gesso.constraints.validate import UNREADABLE, schema_problem
 from gesso.errors import InputError
+from gesso.progress import Progress
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
@@ -42,6 +49,28 @@ EXAMPLES = 3  # messages shown per subset
 WRITTEN, NEW = 3, 256  # answers of a model per subset, and tokens of each
 PROMPT = "Write a JSON value for this schema:\n"
 KEPT_QUOTE = 30  # characters of a quoted name that stay in the kind of a refusal
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of("schemas", __doc__)
+    add_model_options(parser)
+    parser.add_argument("--data", type=Path, help="directory of .json, .jsonl or .parquet files")
+    parser.add_argument("--answers", type=int, default=10, help="random texts per schema")
+    parser.add_argument("--limit", type=int, help="at most so many schemas of each subset")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
+    asked = parser.parse_args(arguments)
+    model = None if asked.model is None else gesso.load(asked.model, **model_options(asked))
+    with Progress() as progress:
+        found = measure(
+            asked.data,
+            answers=asked.answers,
+            workers=asked.workers,
+            limit=asked.limit,
+            model=model,
+            progress=partial(progress.show, "schemas"),
+        )
+    print_json(found) if asked.json else print_styled(lambda console: render(found, console))
 
 
 @dataclass
@@ -275,3 +304,7 @@ def _time_limit(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+if __name__ == "__main__":
+    run(main)

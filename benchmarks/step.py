@@ -1,12 +1,15 @@
 """Measure the time of a step by kernel and by group of kernels, or on a CPU by operation.
 
-Torch's profiler records some steps of a request as in `gesso bench model`, away from the start of a canvas. Concurrent
+    python -m benchmarks.step -m random:26b-a4b --quantize fp8
+    python -m benchmarks.step --json > before.json; python -m benchmarks.step --compare before.json
+
+Torch's profiler records some steps of a request as in `gesso bench`, away from the start of a canvas. Concurrent
 kernels count in full; `between_ms` is the time in which nothing ran.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -15,16 +18,42 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.adapters import attach_random
+from benchmarks.arguments import add_model_options, add_rules, model_options, parser_of, rules_of, run
+from benchmarks.groups import group_bytes, groups, render
 from gesso import loading
-from gesso.bench.adapters import attach_random
 from gesso.bench.device import wait
-from gesso.bench.groups import group_bytes, groups
-from gesso.bench.model import READ_VALUES, RULES, STEPS, USUAL, check_rules, read_speed, sizes_in
+from gesso.bench.model import READ_VALUES, RULES, STEPS, USUAL, check_rules, read_speed
 from gesso.bench.requests import requests
+from gesso.cli.terminal import print_json, print_styled
 from gesso.errors import InputError
 
 BEFORE, WATCHED = 6, 4  # steps of a canvas before the profile, and in it
 WARM = 2  # canvases that compile and capture everything
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of("step", __doc__)
+    add_model_options(parser)
+    add_rules(parser)
+    parser.add_argument("--batch", type=int, default=1, help="requests at once")
+    parser.add_argument("--prompt", type=int, help="tokens per prompt")
+    parser.add_argument("--adapters", type=int, default=0, help="random adapters that the requests take in turn")
+    parser.add_argument("--rank", type=int, default=16, help="of the adapters")
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="an earlier run with --json")
+    asked = parser.parse_args(arguments)
+    before = None if asked.compare is None else earlier(asked.compare)
+    found = measure(
+        asked.model,
+        batch=asked.batch,
+        prompt=asked.prompt,
+        adapters=asked.adapters,
+        rank=asked.rank,
+        rules=rules_of(asked),
+        **model_options(asked),
+    )
+    print_json(found) if asked.json else print_styled(lambda console: render(found, console, before))
 
 
 @dataclass(frozen=True)
@@ -39,15 +68,11 @@ class Span:
 
 def measure(
     name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
-    batches: str | None, prompt: int | None, adapters: int = 0, rank: int = 16, threads: int | None = None,
+    batch: int = 1, prompt: int | None = None, adapters: int = 0, rank: int = 16, threads: int | None = None,
     rules: Mapping[str, Any] = RULES,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure steps. adapters: how many random adapters the requests take in turn, of this rank."""
     check_rules(rules)
-    sizes = sizes_in(batches) or (1,)
-    if len(sizes) != 1:
-        raise InputError(f"bench step takes one batch size, got {batches!r}")
-    (batch,) = sizes
     where = loading.find_device(device)
     g = loading.load(
         name,
@@ -85,13 +110,13 @@ def measure(
 
 
 def earlier(path: Path) -> dict[str, Any]:
-    """Read the result of an earlier `gesso bench step --json`."""
+    """Read the result of an earlier run with `--json`."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path} as the output of gesso bench step --json: {error}") from None
+        raise InputError(f"cannot read {path} as the output of benchmarks.step --json: {error}") from None
     if not isinstance(found, dict) or not {"ms_a_step", "rows"} <= found.keys():
-        raise InputError(f"{path} is not the output of gesso bench step --json")
+        raise InputError(f"{path} is not the output of benchmarks.step --json")
     return found
 
 
@@ -128,3 +153,7 @@ def summary(spans: Iterable[Span], steps: int = WATCHED) -> dict[str, Any]:
         "calls": len(spans) / steps,
         "rows": sorted(rows, key=lambda row: -row["ms"]),
     }
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,6 +1,6 @@
 """Measure how long a server works on the text of streamed answers, on the event loop that other requests wait for.
 
-    python -m tests.stream_work
+    python -m benchmarks.stream_work
 
 Each answer arrives in events of a few tokens, for a request with tools. The first table has the CPU time of all events
 of a long answer, and of its end. The second has the CPU time of one event late in an answer whose text is hostile.

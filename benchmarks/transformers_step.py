@@ -26,7 +26,7 @@ def measure(
     try:
         transformers: Any = import_module("transformers")
     except ImportError:
-        raise InputError("--peer needs transformers: pip install 'transformers>=5.12'") from None
+        raise InputError("this benchmark needs transformers: pip install 'transformers>=5.12'") from None
     model = _load(transformers, config, None if shape else directory, device, dtype)
     generator = torch.Generator(device).manual_seed(0)
     ids = torch.randint(3, config.vocab_size, (1, prompt), device=device, generator=generator)

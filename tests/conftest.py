@@ -28,35 +28,32 @@ if not torch.cuda.is_available():
 TESTS = Path(__file__).parent
 # Files that take more than a few seconds. `make check` leaves them out; `make test` runs them.
 SLOW = {
-    "adapters/test_adapters.py", "adapters/test_merging.py", "adapters/test_peft.py",
-    "backends/cpu/test_attention.py", "backends/cpu/test_backend.py", "backends/cpu/test_dots.py",
-    "backends/cpu/test_products.py", "backends/cuda/test_adapter_bank.py", "backends/cuda/test_adapters.py",
-    "backends/cuda/test_attention.py", "backends/cuda/test_experts.py", "backends/cuda/test_experts_four_bit.py",
-    "backends/cuda/test_hash.py", "backends/cuda/test_mixture.py", "backends/cuda/test_model.py",
-    "backends/cuda/test_streaming.py", "backends/cuda/test_vocab.py", "backends/cuda/test_within.py",
-    "bench/test_bench.py", "bench/test_cpu.py", "bundled/test_bundled.py", "checkpoint/quantize/test_command.py",
-    "checkpoint/quantize/test_convert.py", "checkpoint/quantize/test_export_compressed_tensors.py",
-    "checkpoint/test_compressed_tensors.py", "checkpoint/test_hub.py", "checkpoint/test_huggingface.py",
-    "checkpoint/test_malformed.py", "checkpoint/test_push.py", "cli/test_chat.py", "cli/test_cli.py",
-    "cli/test_completion.py", "cli/test_distill.py", "cli/test_models.py", "cli/test_rewriting.py",
-    "cli/test_sudoku.py", "cli/test_train.py", "cli/test_train_data.py", "constraints/test_guide.py",
-    "constraints/test_hostile.py", "constraints/test_pins.py", "diffusion/test_rules.py",
-    "diffusion/test_settle.py", "distill/test_record.py", "docs/test_code.py", "docs/test_examples.py",
-    "docs/test_outputs.py", "docs/test_site.py", "docs/test_training.py", "engine/test_adapters.py",
-    "engine/test_ending.py", "engine/test_engine.py", "engine/test_faults.py", "engine/test_final_text.py",
-    "engine/test_generation_parity.py", "engine/test_graphs.py", "engine/test_guided.py", "engine/test_images.py",
-    "engine/test_prefix_files.py", "engine/test_scheduler.py", "engine/test_scoring.py", "engine/test_verified.py",
-    "eval/test_answers.py", "eval/tune/test_run.py", "examples/test_make_data.py", "examples/test_sudoku_bank.py",
-    "examples/test_sudoku_pictures.py", "examples/test_vocabulary.py", "images/test_process.py", "images/test_read.py",
-    "infill/test_boundary.py",
-    "infill/test_edit.py", "infill/test_infill.py", "info/test_hardware.py", "load/test_crashes.py",
-    "load/test_hot_load.py",
-    "load/test_joining.py", "model/test_parity.py", "model/test_vision.py", "test_api.py", "test_gpu_suite.py",
-    "test_image_prompts.py", "test_settings.py", "test_dockerfile.py", "test_wheel.py",
-    "train/test_distilled.py", "train/test_export.py",
-    "train/test_held_out.py", "train/test_images.py", "train/test_lora.py", "train/test_metrics.py",
-    "train/test_objective.py", "train/test_prepare.py", "train/test_resuming.py", "train/test_shared_recipe.py",
-    "train/test_trainer.py",
+    "adapters/test_adapters.py", "adapters/test_merging.py", "adapters/test_peft.py", "backends/cpu/test_attention.py",
+    "backends/cpu/test_backend.py", "backends/cpu/test_dots.py", "backends/cpu/test_products.py",
+    "backends/cuda/test_adapter_bank.py", "backends/cuda/test_adapters.py", "backends/cuda/test_attention.py",
+    "backends/cuda/test_experts.py", "backends/cuda/test_experts_four_bit.py", "backends/cuda/test_hash.py",
+    "backends/cuda/test_mixture.py", "backends/cuda/test_model.py", "backends/cuda/test_streaming.py",
+    "backends/cuda/test_vocab.py", "backends/cuda/test_within.py", "bench/test_bench.py",
+    "benchmarks/test_cpu_kernels.py", "benchmarks/test_peers.py", "benchmarks/test_training.py",
+    "bundled/test_bundled.py", "checkpoint/quantize/test_command.py", "checkpoint/quantize/test_convert.py",
+    "checkpoint/quantize/test_export_compressed_tensors.py", "checkpoint/test_compressed_tensors.py",
+    "checkpoint/test_hub.py", "checkpoint/test_huggingface.py", "checkpoint/test_malformed.py",
+    "checkpoint/test_push.py", "cli/test_chat.py", "cli/test_cli.py", "cli/test_completion.py", "cli/test_distill.py",
+    "cli/test_models.py", "cli/test_rewriting.py", "cli/test_sudoku.py", "cli/test_train.py", "cli/test_train_data.py",
+    "constraints/test_guide.py", "constraints/test_hostile.py", "constraints/test_pins.py", "diffusion/test_rules.py",
+    "diffusion/test_settle.py", "distill/test_record.py", "docs/test_code.py", "docs/test_outputs.py",
+    "docs/test_site.py", "docs/test_training.py", "engine/test_adapters.py", "engine/test_ending.py",
+    "engine/test_engine.py", "engine/test_faults.py", "engine/test_final_text.py", "engine/test_generation_parity.py",
+    "engine/test_graphs.py", "engine/test_guided.py", "engine/test_images.py", "engine/test_prefix_files.py",
+    "engine/test_scheduler.py", "engine/test_scoring.py", "engine/test_verified.py", "eval/test_answers.py",
+    "eval/tune/test_run.py", "examples/test_demo.py", "examples/test_make_data.py", "examples/test_sudoku_bank.py",
+    "examples/test_sudoku_pictures.py", "images/test_process.py", "images/test_read.py", "infill/test_boundary.py",
+    "infill/test_edit.py", "infill/test_infill.py", "info/test_hardware.py", "model/test_parity.py",
+    "model/test_vision.py", "test_api.py", "test_gpu_suite.py", "test_image_prompts.py", "test_settings.py",
+    "test_dockerfile.py", "test_wheel.py", "tools/test_crashes.py", "tools/test_hot_load.py", "tools/test_joining.py",
+    "train/test_distilled.py", "train/test_export.py", "train/test_held_out.py", "train/test_images.py",
+    "train/test_lora.py", "train/test_metrics.py", "train/test_objective.py", "train/test_prepare.py",
+    "train/test_resuming.py", "train/test_shared_recipe.py", "train/test_trainer.py", "train/test_vocabulary.py",
 }  # fmt: skip
 WITHOUT_SERVER = {
     "serve/test_adapter_board.py",
@@ -66,7 +63,7 @@ WITHOUT_SERVER = {
 # Fast tests in slow files, so that `make check` covers every package.
 CORE = (
     "adapters/test_adapters.py::test_adapters_are_switched_by_name",
-    "bench/test_bench.py::test_concurrent_kernels_count_in_full_and_gaps_are_reported",
+    "bench/test_bench.py::test_a_token_reads_its_experts_the_causal_layers_and_the_head",
     "bundled/test_bundled.py::test_bundled_name_takes_precedence_over_a_directory",
     "cli/test_cli.py::test_bad_usage_is_one_line_and_exit_code_2_before_loading",
     "distill/test_record.py::test_replaying_a_step_from_the_recorded_canvas_gives_the_next_one",
@@ -238,7 +235,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(scope="session")
 def studio_files():
     """The URL of the studio's files without an engine: tests answer the requests of the page themselves."""
-    from tests.load.scrubbing import StudioFiles
+    from tools.load.scrubbing import StudioFiles
 
     with StudioFiles() as url:
         yield url

@@ -60,7 +60,7 @@ BELOW = {
     "serve": API | {"choosing"},
     "trace": API | {"serve"},
     "distill": API | {"train", "eval"},
-    "bench": API | {"serve", "train", "eval"},
+    "bench": API | {"eval"},
     "cli": API
     | {"choosing", "cores", "own_code", "serve", "train", "eval", "distill", "info", "trace", "bench", "demo"},
 }

@@ -52,6 +52,13 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> No
     assert names == package
 
 
+def test_the_wheel_has_no_benchmarks_and_no_tools(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"gesso"}
+    bench = {path.stem for path in (ROOT / "gesso" / "bench").glob("*.py")}
+    assert bench == {"__init__", "device", "large_cpu", "model", "requests", "serve", "server"}
+
+
 def test_the_installed_wheel_runs_the_demo_away_from_the_repository(wheel: Path, tmp_path: Path) -> None:
     commands = environments.create(tmp_path / "venv")
     here = tmp_path / "empty"

@@ -70,8 +70,6 @@ def render(found: dict[str, Any], console: Console) -> None:
     for row in found["canvases"]:
         table.add_row(str(row["canvas"]), f"{row['ms_a_step']:,.0f}")
     console.print(table)
-    if "peer" in found:
-        console.print(f"{found['peer']}: {found['peer_figure']}; gesso is {found['times_the_peer']:.2f} times as fast")
 
 
 def _tokens_per_second(g: Any, prompt: int, tokens: int) -> float:

@@ -1,5 +1,5 @@
-"""Measure generation: prefill, step time, tokens per second by batch size, autoregressive decoding, memory, adapters,
-and a peer.
+"""Measure generation: prefill, step time, tokens per second by batch size, autoregressive decoding, and
+memory.
 
 Everything runs through the engine, as requests do. Canvases take a fixed number of steps and no text ends early, so
 every run does the same work. The floor is the time to read all weights of a step once, at the memory bandwidth
@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,13 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gesso import loading
-from gesso.bench import cpu_peers, large_cpu, llama_cpp
-from gesso.bench import peer as peers
-from gesso.bench.adapters import attach_random
+from gesso.bench import large_cpu
 from gesso.bench.device import wait
 from gesso.bench.requests import requests
-from gesso.checkpoint import random_weights
-from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.streamed import StreamedExperts, streamed
 from gesso.engine.events import Draft
 from gesso.engine.writing import LEAST_BYTES
@@ -33,7 +28,6 @@ from gesso.errors import InputError
 from gesso.eval.plot import Point, Series, svg
 from gesso.memory.budget import CONTEXT
 from gesso.memory.weights import loaded_bytes
-from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import SETTINGS, WriteName
 
@@ -48,21 +42,14 @@ RUNS = {"cuda": 3, "cpu": 1}
 
 def bench(
     name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
-    batches: str | None, prompt: int | None, new: int | None, peer: str | None, adapters: int = 0, rank: int = 16,
-    threads: int | None = None, rules: Mapping[str, Any] = RULES,
+    batches: str | None, prompt: int | None, new: int | None, threads: int | None = None,
+    rules: Mapping[str, Any] = RULES,
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure a model. Missing sizes are those of USUAL for the device.
-
-    adapters: how many random adapters to measure again with, of this rank.
-    """
+    """Measure a model. Missing sizes are those of USUAL for the device."""
     check_rules(rules)
-    if peer not in (None, "transformers", "llama.cpp"):
-        raise InputError(f"--peer must be transformers or llama.cpp, got {peer!r}")
-    if peer == "llama.cpp":
-        llama_cpp.check_installed()
     where = loading.find_device(device)
     usual = USUAL[where.type]
-    found = measure(
+    return measure(
         lambda: loading.load(
             name,
             device=where,
@@ -80,24 +67,8 @@ def bench(
         new=new or usual[2],
         prefills=sorted({*usual[3], *([prompt] if prompt and where.type == "cuda" else ())}),
         tokens=usual[4],
-        adapters=adapters,
-        rank=rank,
         rules=rules,
     )
-    if peer is not None:
-        random = isinstance(name, str) and random_weights.is_random(name)
-        config = random_weights.config_of(name.removeprefix(random_weights.PREFIX)) if random and name else None
-        directory = None if config else find_directory(name)
-        if "canvases" in found:
-            shape = config or Config.from_directory(directory or Path())
-            return found | cpu_peers.measure(peer, shape, found)
-        if peer == "llama.cpp":
-            raise InputError("--peer llama.cpp is for large models on a CPU, which also write token by token")
-        number = loading.find_dtype(dtype, where)
-        seconds = peers.measure(config, directory, where, number, found["prompt"])
-        found["peer_ms_a_step"] = seconds * 1e3
-        found["times_the_peer"] = seconds * 1e3 / found["batches"][0]["ms_a_step"]
-    return found
 
 
 def check_rules(rules: Mapping[str, Any]) -> None:
@@ -157,19 +128,8 @@ def render(found: dict[str, Any], console: Console) -> None:
         console.print(
             f"verified: {passes:.1f} passes/s; as fast as autoregressive with {rate / passes:.2f} tokens each"
         )
-    if found["adapters"]:
-        console.print(f"with {found['adapters']} adapters of rank {found['rank']}, which the requests take in turn:")
-        table = Table("batch", "ms per step", "without", "slower by")
-        for row in found["batches"]:
-            times = row["adapted_ms_a_step"], row["ms_a_step"]
-            table.add_row(str(row["batch"]), *(f"{ms:.2f}" for ms in times), f"{times[0] / times[1] - 1:.1%}")
-        console.print(table)
     if "peak_memory_GB" in found:
         console.print(f"peak memory: {found['peak_memory_GB']:.2f} GB")
-    if "peer_ms_a_step" in found:
-        console.print(
-            f"transformers: {found['peer_ms_a_step']:.2f} ms per step, {found['times_the_peer']:.2f} times ours"
-        )
 
 
 def draw(found: dict[str, Any]) -> str:
@@ -190,7 +150,7 @@ def draw(found: dict[str, Any]) -> str:
 
 def measure(
     load: Callable[[], Any], *, batches: Sequence[int], prompt: int, new: int, prefills: Sequence[int], tokens: int,
-    adapters: int = 0, rank: int = 16, rules: Mapping[str, Any] = RULES,
+    rules: Mapping[str, Any] = RULES,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the model that `load` returns. `tokens` are generated autoregressively.
 
@@ -219,8 +179,6 @@ def measure(
         "steps": STEPS,
         **{name: rule_name(rule) for name, rule in rules.items()},
         "canvas": g.config.canvas_length,
-        "adapters": adapters,
-        "rank": rank,
         "seconds_to_load": loaded - began,
         "seconds_until_ready": time.perf_counter() - loaded,
         "weights_GB": sum(t.nbytes for t in _tensors(g.model)) / 1e9,
@@ -234,27 +192,24 @@ def measure(
         copies = copy_speed(held)
         found |= {"streamed_layers": len(held.layers), "copied_GB_a_step": held.nbytes / 1e9, "copy_GBps": copies / 1e9}
         found["floor_ms"] = max(found["floor_ms"], held.nbytes / copies * 1e3)
-    found["batches"] = [_batch(g, size, prompt, new, rules) for size in batches]
+    found["batches"] = [measure_batch(g, size, prompt, new, rules) for size in batches]
     for row in found["batches"]:
         row["share_of_floor"] = found["floor_ms"] / row["ms_a_step"]
     found["prefill"] = [_prefill(g, length) for length in prefills if length < longest]
     found["autoregressive_tokens_per_second"] = _by_token(g, prompt, tokens, "tokens") if tokens else None
     found["verified_passes_per_second"] = _by_token(g, prompt, tokens, "verified") if tokens else None
-    names = attach_random(g, adapters, rank)
-    for row in found["batches"] if names else ():
-        adapted = _batch(g, row["batch"], prompt, new, rules, names)
-        row |= {f"adapted_{key}": adapted[key] for key in ("ms_a_step", "tokens_per_second")}
     if device.type == "cuda":
         found["peak_memory_GB"] = torch.cuda.max_memory_allocated(device) / 1e9
     return found
 
 
-def _batch(
+def measure_batch(
     g: Any, size: int, prompt: int, new: int, rules: Mapping[str, Any], adapters: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Measure one batch size after equal runs that compile and capture everything. Figures are medians of RUNS runs.
 
-    A pass that commits a canvas and begins the next is captured only after it has recurred several times.
+    Requests take the `adapters` in turn. A pass that commits a canvas and begins the next is captured only after it has
+    recurred several times.
 
     Step time is measured with the host waiting for each step, after prompts that are in the cache. Tokens per second
     are measured as a user sees them: with commits, and with prefill that shares passes with steps.
@@ -304,7 +259,7 @@ def _write(
 
 
 def _prefill(g: Any, length: int) -> dict[str, Any]:
-    """Measure the speed of prefill in the engine's pieces, after two warm-up runs as in `_batch`."""
+    """Measure the speed of prefill in the engine's pieces, after two warm-up runs as in `measure_batch`."""
     times = []
     for _ in range(3):
         (request,) = requests(g, 1, length, 1, steps=1, stopping="fixed")

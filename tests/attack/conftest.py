@@ -3,8 +3,8 @@
 import pytest
 
 from tests.attack.watching import BAD, GOOD, LIMITS, ask, short
-from tests.load import processes
 from tests.serving import serving
+from tools.load import processes
 
 
 @pytest.fixture(scope="session")

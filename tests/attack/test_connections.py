@@ -32,9 +32,9 @@ from tests.attack.watching import (
     short,
     text,
 )
-from tests.load import processes, wire
-from tests.load.wire import COMPLETIONS
 from tests.waiting import PATIENCE, wait_until
+from tools.load import processes, wire
+from tools.load.wire import COMPLETIONS
 
 pytestmark = pytest.mark.attack
 

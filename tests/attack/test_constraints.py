@@ -20,10 +20,10 @@ from tests.attack.watching import (
     short,
     text,
 )
-from tests.load import attacks, processes, wire
-from tests.load.wire import CHAT, COMPLETIONS
 from tests.serving import serving
 from tests.waiting import PATIENCE
+from tools.load import attacks, processes, wire
+from tools.load.wire import CHAT, COMPLETIONS
 
 pytestmark = pytest.mark.attack
 

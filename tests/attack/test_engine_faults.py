@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.attack.watching import ask, assert_nothing_left, short, text
-from tests.load import processes, wire
 from tests.waiting import PATIENCE, wait_until
+from tools.load import processes, wire
 
 pytestmark = pytest.mark.attack
 

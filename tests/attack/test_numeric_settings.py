@@ -15,7 +15,7 @@ from tests.attack.watching import (
     bystanders,
     short,
 )
-from tests.load.wire import COMPLETIONS
+from tools.load.wire import COMPLETIONS
 
 pytestmark = pytest.mark.attack
 

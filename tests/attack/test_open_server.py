@@ -6,9 +6,9 @@ import time
 import pytest
 
 from tests.attack.watching import assert_refused, short
-from tests.load import attacks, processes, wire
-from tests.load.wire import COMPLETIONS
 from tests.waiting import PATIENCE
+from tools.load import attacks, processes, wire
+from tools.load.wire import COMPLETIONS
 
 pytestmark = pytest.mark.attack
 

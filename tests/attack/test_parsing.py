@@ -18,8 +18,8 @@ from tests.attack.watching import (
     short,
     text,
 )
-from tests.load import attacks, wire
-from tests.load.wire import CHAT, COMPLETIONS, EDITS
+from tools.load import attacks, wire
+from tools.load.wire import CHAT, COMPLETIONS, EDITS
 
 pytestmark = pytest.mark.attack
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.load import attack_table, mix
-from tests.load.bystander import percentile
-from tests.load.soak import Log, Sample, _memory
-from tests.load.wire import UNANSWERED, Answer
+from tools.load import attack_table, mix
+from tools.load.bystander import percentile
+from tools.load.soak import Log, Sample, _memory
+from tools.load.wire import UNANSWERED, Answer
 
 pytestmark = pytest.mark.attack
 RIGHT = b'{"choices": [{"text": "a", "finish_reason": "stop"}]}'

@@ -6,8 +6,8 @@ Waits are long enough for a machine that stalls. What an attack may cost is boun
 import contextlib
 import threading
 
-from tests.load import processes, wire
 from tests.waiting import PATIENCE, wait_until
+from tools.load import processes, wire
 
 GOOD, BAD = "good", "bad"  # keys: the bystander's and the attacker's
 LOOP_SECONDS = 4.0  # most processor time of the server process, which runs the event loop, during an attack; usual: 0.2

@@ -1,9 +1,9 @@
-"""`gesso bench model --constrained`, on a shape that takes seconds."""
+"""Steps under a JSON schema, on a shape that takes seconds."""
 
 import pytest
 
 import gesso
-from gesso.bench import constrained
+from benchmarks import constrained
 from gesso.checkpoint import random_weights
 from gesso.engine import runner
 from gesso.engine.engine import Engine

@@ -1,17 +1,17 @@
-"""`gesso bench kernels --device cpu` at small sizes."""
+"""The benchmark of CPU kernels at small sizes."""
 
 import pytest
 
 pytest.importorskip("numba")
+from benchmarks import cpu_kernels  # noqa: E402
 from gesso.backends import cpu as backend  # noqa: E402
-from gesso.bench import cpu  # noqa: E402
 from gesso.errors import InputError  # noqa: E402
 
 
-def test_bench_of_cpu_kernels_measures_products_and_layers(monkeypatch):
+def test_products_and_layers_are_measured(monkeypatch):
     for name, value in {"INPUTS": 64, "OUTPUTS": 48, "COLD": 10_000, "ROWS": (1, 5), "REPETITIONS": 1}.items():
-        monkeypatch.setattr(cpu, name, value)
-    found = cpu.measure(
+        monkeypatch.setattr(cpu_kernels, name, value)
+    found = cpu_kernels.measure(
         hidden_size=64, intermediate_size=32, moe_intermediate_size=32, head_dim=32, global_head_dim=32,
         num_attention_heads=2, num_key_value_heads=1, num_global_key_value_heads=1, num_experts=6, top_k_experts=2,
     )  # fmt: skip
@@ -22,7 +22,7 @@ def test_bench_of_cpu_kernels_measures_products_and_layers(monkeypatch):
     assert all(row["milliseconds"] > 0 for row in found["rows"])
 
 
-def test_bench_of_cpu_kernels_says_what_to_install(monkeypatch):
+def test_the_benchmark_of_cpu_kernels_says_what_to_install(monkeypatch):
     monkeypatch.setattr(backend, "is_installed", lambda: False)
     with pytest.raises(InputError, match=r"pip install 'gesso-lm\[cpu\]'"):
-        cpu.measure()
+        cpu_kernels.measure()

@@ -3,13 +3,15 @@
 import json
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 import gesso
-from gesso.bench import groups, step
-from gesso.bench.groups import ATTENTION, EXPERTS, GAPS, OTHERS, ROWS, VOCABULARY
+from benchmarks import groups, step
+from benchmarks.groups import ATTENTION, EXPERTS, GAPS, OTHERS, ROWS, VOCABULARY
+from benchmarks.step import Span
 from gesso.bench.model import step_bytes
-from gesso.bench.step import Span
+from gesso.errors import InputError
 from tests.tiny import make
 
 
@@ -103,11 +105,13 @@ def test_an_earlier_run_is_compared_by_group_and_by_kernel():
     assert "_up │ 1.500 │ 1.900 │ -0.400" in text and "_old │ 0.000 │ 0.100 │ -0.100" in text
 
 
-def test_bench_step_compares_with_a_file(main, monkeypatch, tmp_path):
+def test_a_step_is_compared_with_a_file(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(step, "measure", lambda *_, **__: FOUND)
-    (tmp_path / "old.json").write_text(main("bench", "step", "--json").out)
-    assert "(before: 2.000)" in main("bench", "step", "--compare", str(tmp_path / "old.json")).out
+    step.main(["--json"])
+    (tmp_path / "old.json").write_text(capsys.readouterr().out)
+    step.main(["--compare", str(tmp_path / "old.json")])
+    assert "(before: 2.000)" in capsys.readouterr().out
     (tmp_path / "other.json").write_text(json.dumps({"a": 1}))
     for name in ("other.json", "missing.json"):
-        done = main("bench", "step", "--compare", str(tmp_path / name))
-        assert done.code == 2 and name in done.err and "bench step --json" in " ".join(done.err.split())
+        with pytest.raises(InputError, match=f"{name}.* benchmarks.step --json"):
+            step.main(["--compare", str(tmp_path / name)])

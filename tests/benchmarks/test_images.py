@@ -1,4 +1,4 @@
-"""`gesso bench images`."""
+"""The benchmark of images."""
 
 import io
 
@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 import gesso
-from gesso.bench import images
+from benchmarks import images
 from gesso.errors import InputError
 from gesso.model.vision_config import VisionConfig
 from tests import tiny

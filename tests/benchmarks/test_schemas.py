@@ -1,4 +1,4 @@
-"""`gesso bench schemas`: reading schemas, drawing texts, and judging them."""
+"""The benchmark of schemas: reading schemas, drawing texts, and judging them."""
 
 import json
 import random
@@ -6,24 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from gesso.bench import schemas
-from gesso.bench.random_text import accepts, random_text
-from gesso.bench.schema_files import Named, read_schemas
+from benchmarks import schemas
+from benchmarks.random_text import accepts, random_text
+from benchmarks.schema_files import Named, read_schemas
 from gesso.errors import InputError
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}, "required": ["x", "y"]}
 
 
-def test_texts_of_our_sample_are_valid(main):
-    found = json.loads(main("bench", "schemas", "--answers", "3", "--json").out)
+def test_texts_of_our_sample_are_valid(capsys):
+    schemas.main(["--answers", "3", "--json"])
+    found = json.loads(capsys.readouterr().out)
     assert found["all"]["schemas"] == 30 and len(found["subsets"]) == 4
     assert found["all"]["compiled"] > 10 and found["all"]["texts"] > 30
     assert found["all"]["invalid"] == 0, found["all"]["invalid_examples"]
     assert found["all"]["compiled"] + sum(one["schemas"] for one in found["all"]["refusals"]) == 30
 
 
-def test_the_table_names_each_subset(main):
-    shown = main("bench", "schemas", "--answers", "1", "--limit", "1").out
+def test_the_table_names_each_subset(capsys):
+    schemas.main(["--answers", "1", "--limit", "1"])
+    shown = capsys.readouterr().out
     assert all(name in shown for name in ("configuration", "records", "tools", "trees", "all"))
 
 

@@ -3,8 +3,8 @@
 import gguf
 import pytest
 
-from gesso.bench import cpu_peers, llama_cpp
-from gesso.bench.twin import write_twin
+from benchmarks import llama_cpp, peers
+from benchmarks.twin import write_twin
 from gesso.checkpoint.random_weights import config_of
 from gesso.errors import InputError
 
@@ -38,7 +38,7 @@ def test_twin_has_every_tensor_of_the_layers_in_four_bits(tmp_path, config):
 
 
 def test_cut_keeps_the_last_layers(config):
-    cut = cpu_peers._cut(config, 1)
+    cut = peers._cut(config, 1)
     assert [layer.sliding for layer in cut.layers] == [False]
     assert cut.raw["text_config"]["layer_types"] == ["full_attention"]
 

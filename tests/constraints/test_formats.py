@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gesso.bench.random_text import accepts
+from benchmarks.random_text import accepts
 from gesso.constraints.constraint import Guides
 from gesso.constraints.schema.compile import schema_term
 from gesso.constraints.schema.dialects import CALLS, JSON

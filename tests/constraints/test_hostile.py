@@ -1,11 +1,11 @@
-"""Hostile constraints are compiled or refused within limits. `python -m tests.hostile` runs many more of them."""
+"""Hostile constraints are compiled or refused within limits. tools/hostile_constraints.py runs many more."""
 
 import sys
 
 import pytest
 
-from tests.hostile import MEMORY, judged
-from tests.hostile_cases import GRAMMARS, PATTERNS, SCHEMAS, cases
+from tools.hostile_cases import GRAMMARS, PATTERNS, SCHEMAS, cases
+from tools.hostile_constraints import MEMORY, judged
 
 KINDS = len(SCHEMAS) + len(PATTERNS) + len(GRAMMARS)
 

@@ -1,4 +1,4 @@
-"""A search never works long for one state, because others wait. `python -m tests.host_work` measures constraints."""
+"""A search never works long for one state, because others wait. See benchmarks/host_work.py."""
 
 import sys
 import threading
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gesso.bench.schemas import guides
+from benchmarks.schemas import guides
 from gesso.constraints import automaton, terms
 from gesso.constraints.automaton import START, Automaton
 from gesso.constraints.budget import LOCKED_SECONDS, Paused, TookTooLong, pausing
@@ -16,7 +16,7 @@ from gesso.constraints.regex import regex_term
 from gesso.constraints.stored import NODES, from_bytes, to_bytes
 from gesso.constraints.terms import alt, literal, seq
 from gesso.errors import InputError
-from tests.hostile_cases import cases
+from tools.hostile_cases import cases
 
 MOST_TERMS = 80  # made for a row before it is left to the thread, if that takes no time: time is checked every 64 terms
 SLOW = [case for case in cases(58, seed=2) if case[0] in ("several_patterns", "conditions")][:2]

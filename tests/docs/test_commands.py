@@ -58,7 +58,7 @@ def _is_option_of_a_script(option: str) -> bool:
 
 @cache
 def _scripts() -> str:
-    folders = (ROOT / "benchmarks", ROOT / "examples", ROOT / "tests", ROOT / "recipes")
+    folders = (ROOT / "benchmarks", ROOT / "examples", ROOT / "tests", ROOT / "tools", ROOT / "recipes")
     return "\n".join(path.read_text(encoding="utf-8") for each in folders for path in each.rglob("*.py"))
 
 

@@ -10,8 +10,8 @@ from gesso.checkpoint.load import load
 from gesso.checkpoint.parameters import checkpoint_name
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.source import open_source
-from tests.full_size import layouts
 from tests.gpu.device import DEVICE, DRY_RUN, DTYPE
+from tools.full_size import layouts
 
 pytestmark = pytest.mark.gpu
 

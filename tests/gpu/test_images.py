@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import gesso
+from benchmarks.images import picture
 from gesso.backends.base import Piece
 from gesso.backends.cuda import CudaBackend
 from gesso.backends.torch import TorchBackend
-from gesso.bench.images import picture
 from gesso.engine.engine import Engine
 from gesso.engine.request import Request
 from gesso.images.tokens import image_tokens

@@ -11,7 +11,7 @@ import pytest
 
 from tests.gpu.device import DEVICE, DRY_RUN
 from tests.gpu.server import serving
-from tests.load import hangups
+from tools.load import hangups
 
 pytestmark = pytest.mark.gpu
 

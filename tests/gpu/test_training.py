@@ -147,11 +147,9 @@ def test_a_trained_model_loads_and_generates(untrained_directory, rows, tmp_path
 # --- commands -------------------------------------------------------------------------------------------------------
 
 
-def gesso_command(*arguments, cwd):
+def run_module(*arguments, cwd):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, "-m", "gesso", *arguments], cwd=cwd, env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", *arguments], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -163,7 +161,7 @@ def test_gesso_train_runs_a_recipe(tmp_path):
         path.read_text(encoding="utf-8").replace("steps = 40", "steps = 6").replace("save_every = 20", "save_every = 4")
     )
     path.write_text(text, encoding="utf-8")
-    gesso_command("train", str(path), cwd=tmp_path)
+    run_module("gesso", "train", str(path), cwd=tmp_path)
     run = tmp_path / "runs" / "overfit"
     losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(losses) == 6 and losses[-1] < losses[0]
@@ -171,7 +169,7 @@ def test_gesso_train_runs_a_recipe(tmp_path):
 
 
 @pytest.mark.skipif(DRY_RUN, reason="takes minutes on a CPU")
-def test_gesso_bench_train_measures_training(tmp_path):
-    found = json.loads(gesso_command("bench", "train", "--shape", "mini", "--steps", "3", cwd=tmp_path))
+def test_training_is_measured(tmp_path):
+    found = json.loads(run_module("benchmarks.train", "--shape", "mini", "--steps", "3", cwd=tmp_path))
     assert found["loss_last"] < found["loss_first"]
     assert found["tokens_per_second"] > 0 and found["mfu"] > 0 and found["peak_memory_GB"] > 0

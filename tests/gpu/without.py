@@ -1,15 +1,16 @@
-"""Run a command with the plain Triton kernels in place of those for Hopper, to compare whole steps:
+"""Run a module with the plain Triton kernels in place of those for Hopper, to compare whole steps:
 
-    python -m tests.gpu.without feed_forward attention -- bench -m random:26b-a4b --quantize fp8 --json
+    python -m tests.gpu.without feed_forward attention -- benchmarks.step -m random:26b-a4b --quantize fp8
+    python -m tests.gpu.without feed_forward attention -- gesso bench -m random:26b-a4b --quantize fp8 --json
 
 Compare runs in turns on one machine: clocks and temperatures drift.
 """
 
+import runpy
 import sys
 from collections.abc import Callable
 
 from gesso.backends.cuda.kernels import attention_tiles, experts_four_bit, feed_forward
-from gesso.cli.main import main
 
 
 def without_feed_forward() -> None:
@@ -35,7 +36,8 @@ if __name__ == "__main__":
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     names, command = sys.argv[1:split], sys.argv[split + 1 :]
     if not command or not set(names) <= KERNELS.keys():
-        sys.exit(f"give kernels ({', '.join(KERNELS)}), then -- and a command of gesso")
+        sys.exit(f"give kernels ({', '.join(KERNELS)}), then -- and a module with its arguments")
     for name in names:
         KERNELS[name]()
-    sys.exit(main(command))
+    sys.argv = command
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)

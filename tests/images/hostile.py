@@ -21,9 +21,9 @@ from PIL import Image
 from gesso.errors import InputError
 from gesso.images.read import MAX_BYTES, open_picture
 from tests.images.files import drawing, encoded
-from tests.load import processes
 from tests.serve.image_requests import CHAT, chat, part
 from tests.serving import serving
+from tools.load import processes
 
 
 def chunk(name: bytes, data: bytes) -> bytes:

@@ -18,10 +18,11 @@ class Watch:
             sys.stdout.flush()
             os._exit(0)
 sys.meta_path.insert(0, Watch())
-from gesso.cli.main import main
-main(sys.argv[1:])
+import runpy
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
-COMMANDS = (["train", "recipe.toml"], ["bench", "train"])
+COMMANDS = (["gesso", "train", "recipe.toml"], ["benchmarks.train"])
 USERS = ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"})
 
 

@@ -23,9 +23,9 @@ from gesso.serve.openai import completions
 from gesso.serve.protocol import Cancel, Submit
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 from gesso.serve.worker import Worker
-from tests.load import hangups
 from tests.serving import raw, within
 from tests.waiting import wait_until
+from tools.load import hangups
 
 ENDLESS = {"steps": 1000, "stopping": "fixed", "canvas_length": 256}
 

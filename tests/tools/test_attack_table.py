@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from tests.load import under_attack
-from tests.load.__main__ import console
-from tests.load.attack_table import ATTACKS
+from tools.load import under_attack
+from tools.load.__main__ import console
+from tools.load.attack_table import ATTACKS
 
 BYSTANDER = {"answers": 12, "errors": {"503": 1}, "wrong_texts": 0, "p99": 1.25}
 

@@ -1,6 +1,6 @@
 """The load tests `crashes` and `mixed` in small: known texts while engines are killed, and no process left behind."""
 
-from tests.load import crashes, mixed
+from tools.load import crashes, mixed
 
 
 def test_same_seed_same_text_while_engines_are_paused_and_killed(served_model):

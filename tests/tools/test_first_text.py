@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from tests.load import first_text
+from tools.load import first_text
 
 
 def test_the_share_counts_steps_of_the_first_canvas():

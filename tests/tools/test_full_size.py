@@ -1,4 +1,4 @@
-"""The checkpoints that `python -m tests.full_size` writes are what other tools would write: readable and plausible."""
+"""The checkpoints that `python -m tools.full_size` writes are what other tools would write: readable and plausible."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from gesso.checkpoint.load import load
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.source import open_source
 from gesso.info.formats import stored_formats
-from tests.full_size import layouts
+from tools.full_size import layouts
 
 EXPERTS = {
     "compressed-tensors": {("fp8", "fp8")},

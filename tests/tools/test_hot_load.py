@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from tests.load import __main__, hot_load
+from tools.load import __main__, hot_load
 
 DRAFT, END = {"draft": {"step": 1}}, "[DONE]"
 

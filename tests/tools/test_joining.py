@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.load import __main__, joining
+from tools.load import __main__, joining
 
 
 @pytest.mark.server

@@ -1,6 +1,6 @@
 """What every client script shares: the requests, what their answers must satisfy, and how results are reported.
 
-A script is run as `python tests/clients/NAME.py URL SEEING_URL` with the URLs of a server and of one whose model sees
+A script is run as `python tools/clients/NAME.py URL SEEING_URL` with the URLs of a server and of one whose model sees
 images, and prints one JSON line per check.
 """
 

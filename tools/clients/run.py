@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from gesso.bench.server import running_server
-from tests.clients.checks import MODEL, SEEING_MODEL
+from tools.clients.checks import MODEL, SEEING_MODEL
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(".clients")

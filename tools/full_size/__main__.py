@@ -1,10 +1,10 @@
 """Checkpoints of 26B parameters, on a machine that can hold them: written, loaded and measured. Prints JSON.
 
-    python -m tests.full_size write LAYOUT DIRECTORY    random weights in the layout of a tool
-    python -m tests.full_size measure MODEL             load it: seconds, memory of host and GPU, ms per step
-    python -m tests.full_size native MODEL              ms per step of random weights in the same formats of the kernels
-    python -m tests.full_size start MODEL               seconds from the start of a server to its first token
-    python -m tests.full_size stream --memory 12GB      int4 with experts that stream from host memory
+    python -m tools.full_size write LAYOUT DIRECTORY    random weights in the layout of a tool
+    python -m tools.full_size measure MODEL             load it: seconds, memory of host and GPU, ms per step
+    python -m tools.full_size native MODEL              ms per step of random weights in the same formats of the kernels
+    python -m tools.full_size start MODEL               seconds from the start of a server to its first token
+    python -m tools.full_size stream --memory 12GB      int4 with experts that stream from host memory
 
 LAYOUT is compressed-tensors, modelopt, mlx or gguf. MODEL may be random:26b-a4b, with --quantize.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.full_size", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tools.full_size", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     write = commands.add_parser("write")
@@ -41,16 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(asked: argparse.Namespace) -> dict[str, Any]:
     if asked.command == "write":
-        from tests.full_size import layouts
+        from tools.full_size import layouts
 
         began = time.perf_counter()
         layouts.write(asked.layout, asked.directory, layouts.shape_config(**asked.changes))
         return {"layout": asked.layout, "seconds_to_write": time.perf_counter() - began}
     if asked.command == "stream":
-        from tests.full_size.stream import stream
+        from tools.full_size.stream import stream
 
         return stream(asked.memory, asked.model, asked.device)
-    from tests.full_size import measures
+    from tools.full_size import measures
 
     match asked.command:
         case "measure":

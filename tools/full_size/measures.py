@@ -18,7 +18,7 @@ from gesso.checkpoint.parameters import assign, checkpoint_name, empty_model
 from gesso.checkpoint.quantize.formats import FORMATS, clear
 from gesso.checkpoint.source import locate
 from gesso.model.init import begin_one
-from tests.load.processes import running_server
+from tools.load.processes import running_server
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if torch.cuda.is_available() else torch.float32
@@ -65,7 +65,7 @@ def native(path: str) -> dict[str, Any]:
 
 
 def _steps(g: Gesso) -> dict[str, Any]:
-    row = bench._batch(g, 1, PROMPT, NEW)
+    row = bench.measure_batch(g, 1, PROMPT, NEW, bench.RULES)
     found: dict[str, Any] = {
         "weights_GB": sum(t.nbytes for t in bench._tensors(g.model)) / 1e9,
         "ms_a_step": row["ms_a_step"],

@@ -1,16 +1,16 @@
 """Load tests of a server, and measurements of its streams and studio.
 
-    python -m tests.load attacks                   a client beside denial-of-service attacks; --letters a,c selects some
-    python -m tests.load soak 60                   60 minutes of mixed, hostile and crashing use
-    python -m tests.load crashes                   200 requests with known texts while 12 engines are killed
-    python -m tests.load mixed 2000                memory of all processes during 2,000 requests of every kind
-    python -m tests.load hangups 200               200 clients that hang up, and what they leave behind
-    python -m tests.load beside-infill             how much infill requests slow the steps of others
-    python -m tests.load joining                   how long first drafts take while requests join and leave
-    python -m tests.load hot-load                  what clients notice while adapters are loaded beside them
-    python -m tests.load first-event URL URL       how soon running servers have read a chat, asked in turn
-    python -m tests.load first-text --count 24     how soon a stream has text to send
-    python -m tests.load scrubbing                 the cost of scrubbing in the studio, in Chromium
+    python -m tools.load attacks                   a client beside denial-of-service attacks; --letters a,c selects some
+    python -m tools.load soak 60                   60 minutes of mixed, hostile and crashing use
+    python -m tools.load crashes                   200 requests with known texts while 12 engines are killed
+    python -m tools.load mixed 2000                memory of all processes during 2,000 requests of every kind
+    python -m tools.load hangups 200               200 clients that hang up, and what they leave behind
+    python -m tools.load beside-infill             how much infill requests slow the steps of others
+    python -m tools.load joining                   how long first drafts take while requests join and leave
+    python -m tools.load hot-load                  what clients notice while adapters are loaded beside them
+    python -m tools.load first-event URL URL       how soon running servers have read a chat, asked in turn
+    python -m tools.load first-text --count 24     how soon a stream has text to send
+    python -m tools.load scrubbing                 the cost of scrubbing in the studio, in Chromium
 
 attacks, soak, hangups, beside-infill and joining start a server, or use the one at --url. crashes, mixed and hot-load
 always start one. The exit status of joining is 1 if a request failed, if its first draft took too long, or if the
@@ -33,7 +33,7 @@ PIPED_WIDTH = 400  # columns; the longest rows of the table of attacks have 250
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tools.load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     attacks = commands.add_parser("attacks")
@@ -84,41 +84,41 @@ def run(asked: argparse.Namespace) -> None:
     failed = False
     match asked.command:
         case "attacks":
-            from tests.load import under_attack
+            from tools.load import under_attack
 
             found = under_attack.measure(asked.url, asked.letters, asked.arguments)
             if not asked.json:
                 under_attack.render(found, console())
                 return
         case "soak":
-            from tests.load import soak
+            from tools.load import soak
 
             found = soak.measure(asked.url, asked.minutes)
         case "crashes":
-            from tests.load import crashes
+            from tools.load import crashes
 
             found = crashes.measure(asked.requests, asked.kills, asked.arguments)
             failed = not found["passed"]
         case "mixed":
-            from tests.load import mixed
+            from tools.load import mixed
 
             found = mixed.measure(asked.requests, asked.arguments)
             failed = not found["passed"]
         case "hangups":
-            from tests.load import hangups
+            from tools.load import hangups
 
             found = hangups.measure(asked.url, asked.visitors)
         case "beside-infill":
-            from tests.load import beside_infill
+            from tools.load import beside_infill
 
             found = beside_infill.measure(asked.url, asked.seconds, asked.arguments)
         case "joining":
-            from tests.load import joining
+            from tools.load import joining
 
             found = joining.measure(asked.url, asked.seconds, asked.clients, asked.arguments)
             failed = not found["passed"]
         case "hot-load":
-            from tests.load import hot_load
+            from tools.load import hot_load
 
             targets = ("attention", "mlp", "experts") if asked.experts else ("attention", "mlp")
             found = hot_load.measure(asked.seconds, asked.clients, asked.arguments, targets)
@@ -126,11 +126,11 @@ def run(asked: argparse.Namespace) -> None:
         case "first-event":
             found = dict(enumerate(serve.first_event_medians(asked.urls, asked.rounds)))
         case "first-text":
-            from tests.load import first_text
+            from tools.load import first_text
 
             found = first_text.measure(asked.model, asked.preset, asked.count)
         case _:
-            from tests.load import scrubbing
+            from tools.load import scrubbing
 
             found = scrubbing.measure()
     print(json.dumps(found, indent=2))

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from tests.load import attacks
-from tests.load.target import Run
+from tools.load import attacks
+from tools.load.target import Run
 
 FILES = 256  # that the server of `incomplete_heads` may open: fewer than its connections
 

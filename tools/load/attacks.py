@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from gesso import bundled
-from tests.hostile_cases import cases
-from tests.load import processes, wire
-from tests.load.target import Outcome, Target, abandon_all, ask_all
-from tests.load.wire import CHAT, COMPLETIONS, EDITS, Body
+from tools.hostile_cases import cases
+from tools.load import processes, wire
+from tools.load.target import Outcome, Target, abandon_all, ask_all
+from tools.load.wire import CHAT, COMPLETIONS, EDITS, Body
 
 TOOLS = 60_000
 HOSTILE = 58  # constraints

@@ -1,4 +1,4 @@
-"""`python -m tests.load beside-infill`: how much the infill requests of others slow a client's steps.
+"""`python -m tools.load beside-infill`: how much the infill requests of others slow a client's steps.
 
 A client streams drafts, one per denoising step, and so sees how long each step takes: alone, beside infill requests
 that write and score four candidates each, and beside as many plain requests as these have candidates. All canvases have

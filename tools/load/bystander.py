@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gesso.bench.serve import BODY, percentile
-from tests.load import processes, wire
+from tools.load import processes, wire
 
 SEEDS = 4  # distinct requests
 PATIENCE = 25.0  # seconds a bystander waits for an answer

@@ -1,4 +1,4 @@
-"""`python -m tests.load crashes`: the same seed gives the same text while engines are killed and paused.
+"""`python -m tools.load crashes`: the same seed gives the same text while engines are killed and paused.
 
 Clients send requests whose texts are known from the server without load. More of them wait than the batch has places,
 so requests join and leave it at any step. A request that ends with its engine is sent again, as a client would. Before
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gesso.bench.server import Server
-from tests.load import mix, processes, wire
-from tests.load.soak import PATIENCE, SEEDS, alone
+from tools.load import mix, processes, wire
+from tools.load.soak import PATIENCE, SEEDS, alone
 
 CLIENTS, PLACES = 6, 3
 TRIES = 10  # of one request

@@ -1,4 +1,4 @@
-"""`python -m tests.load first-text`: at which step of the first canvas a stream has text to send, over held-out items.
+"""`python -m tools.load first-text`: at which step of the first canvas a stream has text to send, over held-out items.
 
 A server streams settled text only, because settled text is never changed. The share is the step at which the first text
 settled, divided by the steps of that canvas. A canvas that settles nothing before its end counts as 1.

@@ -1,4 +1,4 @@
-"""`python -m tests.load hangups N`: clients that hang up at random moments, before, during and after their request.
+"""`python -m tools.load hangups N`: clients that hang up at random moments, before, during and after their request.
 
 Each visitor requests more than it waits for. Meanwhile, steady clients request known texts and must get them. In
 the end no visitor may leave anything behind: no request in the server or the engine, no memory, no open connection.

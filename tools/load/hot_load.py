@@ -1,4 +1,4 @@
-"""`python -m tests.load hot-load`: what clients notice while adapters are loaded and unloaded beside them.
+"""`python -m tools.load hot-load`: what clients notice while adapters are loaded and unloaded beside them.
 
 Clients stream drafts, one per denoising step, so the gap between two drafts is the time of a step and of everything
 that the engine did meanwhile. Every second client uses an adapter that the server has from the start, the others the

@@ -1,4 +1,4 @@
-"""`python -m tests.load joining`: how long requests wait for their first draft while others join and leave.
+"""`python -m tools.load joining`: how long requests wait for their first draft while others join and leave.
 
 Clients send requests one after another: completions and chats of random lengths, with different presets, temperatures,
 step counts and samplers. Every fourth leaves in the middle of its answer. So the batch has another mixture in almost
@@ -20,7 +20,7 @@ from typing import Any
 
 from gesso.bench.serve import exchange, headers, percentile
 from gesso.bench.server import Server, address, running_server
-from tests.load.wire import CHAT, COMPLETIONS
+from tools.load.wire import CHAT, COMPLETIONS
 
 SECONDS = 0.3  # to the first draft
 TEXT = "A server answers many requests at once: some of them are long, others are short, and all of them want to begin."

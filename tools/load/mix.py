@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tests.load import attacks
-from tests.load.wire import CHAT, COMPLETIONS, EDITS, RESPONSES, Answer, Body
+from tools.load import attacks
+from tools.load.wire import CHAT, COMPLETIONS, EDITS, RESPONSES, Answer, Body
 
 QUICK = {"preset": "fast", "canvas_length": 32, "steps": 6}
 MINUTES = {"type": "object", "properties": {"minutes": {"type": "integer"}}, "required": ["minutes"]}

@@ -1,4 +1,4 @@
-"""`python -m tests.load mixed 2000`: memory of all processes of a server under requests of every kind.
+"""`python -m tools.load mixed 2000`: memory of all processes of a server under requests of every kind.
 
 Each quarter of the requests is followed by a pause until no request is left, and then by a measurement. In the first
 quarter, caches fill and rows of the KV cache grow to their final size; after it, memory must stay flat.
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.load import mix, processes, wire
-from tests.load.soak import PATIENCE, SEEDS, alone, left_behind
+from tools.load import mix, processes, wire
+from tools.load.soak import PATIENCE, SEEDS, alone, left_behind
 
 CLIENTS = 4
 QUARTERS = 4

@@ -1,4 +1,4 @@
-"""`python -m tests.load scrubbing`: the cost of scrubbing in the studio. Needs Chromium and `pip install playwright`.
+"""`python -m tools.load scrubbing`: the cost of scrubbing in the studio. Needs Chromium and `pip install playwright`.
 
 A recording of 2,048 tokens and 500 steps, in 8 canvases, is scrubbed from its end to its beginning, one step per
 animation frame. Chromium reports the time of scripts, styles and layout, and the memory of JavaScript.

@@ -1,4 +1,4 @@
-"""`python -m tests.load soak MINUTES`: every kind of request, clients that hang up, attacks, and killed engines.
+"""`python -m tools.load soak MINUTES`: every kind of request, clients that hang up, attacks, and killed engines.
 
 The report counts wrong answers (another text than the same seed gave without load), lost answers (neither an answer nor
 an error with a reason), and leaks: requests in the engine, connections, processes, memory.
@@ -20,8 +20,8 @@ from typing import Any
 
 from gesso.bench.serve import percentile
 from gesso.errors import InputError
-from tests.load import mix, processes, wire
-from tests.load.hangups import HELD, total
+from tools.load import mix, processes, wire
+from tools.load.hangups import HELD, total
 
 SEEDS = 2  # distinct requests of every kind
 STEADY, LEAVING = 3, 2  # well-behaved clients, and clients that hang up

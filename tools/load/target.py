@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.load import wire
-from tests.load.wire import Answer, Body
+from tools.load import wire
+from tools.load.wire import Answer, Body
 
 
 @dataclass(frozen=True)

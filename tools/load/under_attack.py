@@ -1,4 +1,4 @@
-"""`python -m tests.load attacks`: measure a well-behaved client without load, and beside each attack.
+"""`python -m tools.load attacks`: measure a well-behaved client without load, and beside each attack.
 
 Every attack gets a new server, so that the effects of one attack do not count against the next. A server that does not
 answer is killed after a deadline and reported.
@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from gesso.errors import InputError
-from tests.load.attack_table import Attack, chosen
-from tests.load.attacks import make_unreadable
-from tests.load.bystander import CONSTRAINED, PLAIN, SEEDS, Bystander, Watch
-from tests.load.processes import descendants, running_server
-from tests.load.target import Outcome, Target
-from tests.load.wire import ask
+from tools.load.attack_table import Attack, chosen
+from tools.load.attacks import make_unreadable
+from tools.load.bystander import CONSTRAINED, PLAIN, SEEDS, Bystander, Watch
+from tools.load.processes import descendants, running_server
+from tools.load.target import Outcome, Target
+from tools.load.wire import ask
 
 ALONE_SECONDS, ALONE_REQUESTS = 15.0, 40  # without load: until either is reached
 LEAST_SECONDS = 8.0  # under each attack
@@ -41,7 +41,7 @@ def measure(url: str | None, letters: str | None = None, arguments: Sequence[str
         raise InputError("set GESSO_API_KEYS to two keys of the server: the bystander's, then the attacker's")
     wanted = chosen(letters)
     if not wanted:
-        raise InputError(f"no attack has one of the letters {letters!r}; see tests/load/attack_table.py")
+        raise InputError(f"no attack has one of the letters {letters!r}; see tools/load/attack_table.py")
     references = {}
     with _server(wanted[0], url, arguments, plain=True) as target:
         good = keys[0] if url is not None else "good"

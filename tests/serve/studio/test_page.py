@@ -260,7 +260,7 @@ def test_api_reference_has_every_field_loads_no_other_host_and_is_accessible(bro
 
 def test_a_step_changes_only_the_nodes_that_differ(browser, studio_files):
     """With 2,000 tokens and 500 steps, changed nodes are proportional to the difference of two canvases."""
-    from tests.load.scrubbing import LONG_RUN
+    from tools.load.scrubbing import LONG_RUN
 
     with visiting(browser, studio_files, alone=True, viewport={"width": 1280, "height": 800}) as page:
         page.evaluate(LONG_RUN)

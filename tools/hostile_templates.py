@@ -1,7 +1,7 @@
 """Run every operation of chat templates on large and hostile values, and report time and memory.
 
-    python -m tests.chat.hostile
-    python -m tests.chat.hostile --only title,round
+    python -m tools.hostile_templates
+    python -m tools.hostile_templates --only title,round
 
 Each operation runs in a child process of its own, on each value with no argument, each argument, and some pairs of
 arguments. Each case must end with a text or an error within the limits. Linux only.

@@ -1,6 +1,6 @@
 """Compile hostile constraints, walk a few hundred bytes through each, and report time and memory.
 
-    python -m tests.hostile --count 1000
+    python -m tools.hostile_constraints --count 1000
 
 Every case runs in a child process of its own, which is measured and ended at its limits. It must be compiled, or
 refused with an InputError. Linux only.
@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from gesso.bench.schemas import guides
+from benchmarks.schemas import guides
 from gesso.constraints.automaton import DEAD, START
 from gesso.constraints.guide import Guide
 from gesso.errors import InputError
-from tests.hostile_cases import Case, cases
+from tools.hostile_cases import Case, cases
 
 # What each case should keep: Limits.seconds for compiling, as much for the states on the way, and the start.
 SECONDS, MEMORY = 7.0, 500 * 2**20

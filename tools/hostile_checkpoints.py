@@ -1,6 +1,6 @@
 """Open hostile checkpoints with `gesso info` and `gesso.load`, and report how that ends.
 
-    python -m tests.checkpoint.hostile
+    python -m tools.hostile_checkpoints
 
 Headers of safetensors and GGUF files, links, pipes and devices. Each is opened in a child process of its own, which
 must end with an error of one line, within the limits on time and memory. Linux only.

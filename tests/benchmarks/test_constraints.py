@@ -1,0 +1,17 @@
+"""The cost of a constraint per step."""
+
+import json
+
+from benchmarks import constraints
+
+
+def test_the_cost_of_a_constraint_is_measured(capsys, monkeypatch):
+    monkeypatch.setattr("benchmarks.constraints.VOCABULARY", 4096)
+    monkeypatch.setattr("benchmarks.constraints.CANVAS", 32)
+    constraints.main(["--fields", "3", "--steps", "2"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["vocabulary"] == 4096 and found["states"] > 50
+    assert all(
+        found[name] > 0 for name in ("search_ms", "search_ms_worst", "candidates_ms", "compile_seconds", "step_ms")
+    )
+    assert {"any_text_share", "any_line_share"} <= found.keys()
