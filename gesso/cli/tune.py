@@ -3,21 +3,19 @@
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gesso import renamed
 from gesso.cli.eval import clue_range
 from gesso.cli.options import Loading, with_options
+from gesso.cli.progress import show_progress
 from gesso.cli.terminal import note, print_json, print_text
 from gesso.errors import InputError
-from gesso.progress import Progress
-from gesso.settings import BY_TOKEN, SAMPLERS, WRITES, WriteName
 
 if TYPE_CHECKING:
     from gesso.eval import Item
-    from gesso.eval.tune.measure import Judge
+    from gesso.eval.tune.judge import Judge
     from gesso.eval.tune.run import Tuning
 
 TASKS = ("python_infill", "structured", "sudoku")
@@ -50,17 +48,12 @@ def tune(
     tolerance: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="How far a score may fall: 0.02 is two points.")
     ] = 0.02,
-    way: Annotated[
-        list[str] | None,
-        typer.Option(metavar="|".join(WRITES), help="Ways of writing to try; may be repeated. Default: all."),
-    ] = None,
-    sampler: Annotated[list[str] | None, typer.Option(hidden=True, help="The former name of --way.")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of tokens per answer. Default: the task's.")
     ] = None,
     minutes: Annotated[float | None, typer.Option(min=0.01, help="End after this time. Default: no limit.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Answers that are written at once.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the items, the settings to try and the answers.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the items and the answers.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the settings to this .json file, for --preset.")] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Write the settings to the generation_config.json of a local checkpoint.")
@@ -77,7 +70,8 @@ def tune(
     from gesso.bundled import BASE, DIRECTORIES
     from gesso.checkpoint.generation import check_writable, write_diffusion
     from gesso.eval.tune import report
-    from gesso.eval.tune import run as tuning
+    from gesso.eval.tune.grid import candidates
+    from gesso.eval.tune.run import Tuner, Tuning, goal_of
     from gesso.presets import SUFFIX, write_preset
 
     if write:
@@ -85,30 +79,31 @@ def tune(
         check_writable(DIRECTORIES.get(name) or Path(name).expanduser())
     if out is not None and out.suffix != SUFFIX:
         raise InputError(f"--out must end in {SUFFIX}, so that --preset recognizes a file; got {out}")
-    ways = _ways([*(way or ()), *map(_renamed, sampler or ())], write)
-    name, judge, items, options = _items(prompts, task, score, clues, count, held_out, seed)
-    if max_new_tokens is not None:
-        options = {**options, "max_new_tokens": max_new_tokens}
+    name, judge, items, confirming = _items(prompts, task, score, clues, count, held_out, seed)
+    goal = goal_of(judge, (score or ()) if task is not None else ())
     g = loading.load(max_batch=batch)
-    with Progress() as progress:
-        found = tuning.tune(
-            g,
-            name,
-            judge,
-            *items,
-            writes=ways,
-            scores=(score or ()) if task is not None else (),
-            tolerance=tolerance,
-            options=options,
-            minutes=minutes,
-            seed=seed,
-            progress=progress.show,
-        )
+    found = Tuning(
+        name=name,
+        goal=goal,
+        tolerance=tolerance,
+        candidates=candidates(g.defaults.diffusion, canvases_only=write),
+        items=(len(items), len(confirming)),
+        seed=seed,
+    )
+    tuner = Tuner(
+        g=g,
+        judge=judge,
+        options={"seed": seed} | ({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}),
+        watch=show_progress,
+        finished=lambda trial: note(report.line(trial)),
+        minutes=minutes,
+    )
+    tuner.run(found, items, confirming)
     if json:
         print_json(report.to_dict(found))
     else:
         print_text(report.summary(found))
-    if plot is not None and found.search.table.answers:
+    if plot is not None and found.trials:
         plot.write_text(report.plot(found), encoding="utf-8")
     if found.ended == "interrupt":
         raise typer.Exit(130)
@@ -119,28 +114,6 @@ def tune(
         _write(found, g.directory, write_diffusion)
 
 
-def _renamed(sampler: str) -> str:
-    """Return the way of writing that a value of --sampler names, and warn."""
-    way = renamed.SAMPLERS.get(sampler, "canvas" if sampler in SAMPLERS else sampler)
-    renamed.warn(f"--sampler {sampler} is now --way {way}; {renamed.SOON}")
-    return way
-
-
-def _ways(given: Sequence[str], write: bool) -> list[WriteName]:
-    """Return the ways of writing to try. The defaults of a checkpoint must suit constraints and pins."""
-    if unknown := [name for name in given if name not in WRITES]:
-        raise InputError(f"--way must be one of {', '.join(WRITES)}, got {unknown[0]!r}")
-    chosen = [way for way in WRITES if way in given or not given]
-    if not write:
-        return chosen
-    if tokens := [way for way in given if way in BY_TOKEN]:
-        raise InputError(
-            f"--write with --way {tokens[0]}: constraints and pins need canvases, so the defaults of a checkpoint "
-            "cannot decide token by token; remove one, or use --out"
-        )
-    return [way for way in chosen if way not in BY_TOKEN]
-
-
 def _items(
     prompts: Sequence[Path] | None,
     task: str | None,
@@ -149,12 +122,12 @@ def _items(
     count: int,
     held_out: int,
     seed: int,
-) -> "tuple[str, Judge, tuple[list[Item], list[Item]], dict[str, Any]]":
-    """Return a name, the judgement of answers, tuning and held-out items, and the options of their requests."""
+) -> "tuple[str, Judge, list[Item], list[Item]]":
+    """Return a name, the judgement of answers, and tuning and held-out items."""
     from gesso import eval as tasks
     from gesso.eval.own_data import LIKELIHOOD, OwnData, has_answers
-    from gesso.eval.tune.measure import ByModel, ByTask
-    from gesso.eval.tune.run import draw, split
+    from gesso.eval.tune.judge import ByModel, ByTask
+    from gesso.eval.tune.run import split
 
     if bool(prompts) == (task is not None):
         raise InputError("give either a file of prompts or --task, such as gesso tune my.jsonl")
@@ -164,7 +137,8 @@ def _items(
         if task not in TASKS and ":" not in task:
             raise InputError(f"--task must be one of {', '.join(TASKS)}, or module:class, got {task!r}")
         chosen = tasks.task(task, **({} if clues is None else {"clues": clue_range(clues)}))
-        return chosen.name, ByTask(chosen), draw(chosen, count, held_out, seed), dict(chosen.options)
+        tuning = list(chosen.items("validation", count, seed))
+        return chosen.name, ByTask(chosen), tuning, list(chosen.items("test", held_out, seed))
     if len(score or ()) > 1:
         raise InputError("rows of your own are scored in one way; give --score once")
     if score and score[0] == LIKELIHOOD:
@@ -173,7 +147,7 @@ def _items(
     scored = bool(score) or has_answers(paths)
     rows = OwnData(data=paths, kind=score[0] if score else "exact", needs_answers=scored)
     tuning, confirming = split(list(rows.items("test", sys.maxsize, seed)), held_out, seed)
-    return rows.name, ByTask(rows) if scored else ByModel(), (tuning[:count], confirming), {}
+    return rows.name, ByTask(rows) if scored else ByModel(rows), tuning[:count], confirming
 
 
 def _write(found: "Tuning", directory: Path, write: Callable[..., None]) -> None:

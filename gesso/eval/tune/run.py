@@ -1,175 +1,175 @@
-"""A whole tuning run: search on the tuning items, then confirm the choice on held-out items."""
+"""A whole tuning run: measure every candidate on the tuning items, then confirm the choice on held-out items."""
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from gesso.api import Gesso
 from gesso.errors import InputError
-from gesso.eval.task import Item, Task
-from gesso.eval.tune.candidates import candidates
-from gesso.eval.tune.measure import LIKELIHOOD, Bench, Judge
-from gesso.eval.tune.search import (
-    DEFAULT,
-    Goal,
-    Measure,
-    Measured,
-    Search,
-    Standing,
-    Table,
-    choice,
-    collect,
-    search,
-    standing,
-)
-from gesso.settings import Diffusion, WriteName
+from gesso.eval.evaluate import Evaluation
+from gesso.eval.paired import Comparison, Run, compare
+from gesso.eval.task import LOG_PROBABILITY, Item
+from gesso.eval.tune.grid import Candidate
+from gesso.eval.tune.judge import Judge, Progress
+from gesso.settings import Diffusion
 
 SEARCH_SHARE = 0.4  # of the time, if it is limited; the rest is for the held-out items
+MARGIN = 0.8  # of the time that is left, for as many held-out items as should fit
 FEWEST = 6  # rows to split
+FEWEST_PAIRS = 3  # for an interval
 POINT = 100  # per cent of a score from 0 to 1
 
-Progress = Callable[[str, int, int], None]  # (stage, done, total)
+Watch = Callable[[str], AbstractContextManager[Progress]]  # shows the progress of the work with this name
 
 
-@dataclass(frozen=True, kw_only=True)
+class _OutOfTime(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The answers of a candidate, and their difference to those of the default."""
+
+    candidate: Candidate
+    evaluation: Evaluation
+    change: Comparison
+
+
+@dataclass(kw_only=True)
 class Tuning:
     """The result of a run."""
 
     name: str
-    goal: Goal
-    settings: tuple[Diffusion, ...]  # all candidates; the first is the default
-    search: Search
-    chosen: int  # on the tuning items
-    held_out: Table = field(default_factory=Table)
+    goal: tuple[str, ...]  # the scores that must not fall
+    tolerance: float
+    candidates: Sequence[Candidate]  # to try; the first is the default
     items: tuple[int, int]  # tuning and held-out items that there were
     seed: int
-    seconds: float
-    ended: str | None  # "time" or "interrupt", if it ended early
+    trials: list[Trial] = field(default_factory=list)  # on the tuning items, of the default first
+    confirmation: Trial | None = None  # of the choice, on the held-out items
+    seconds: float = 0.0
+    ended: str | None = None  # "time" or "interrupt", if it ended early
 
     @property
-    def confirmation(self) -> Standing | None:
-        """The choice compared with the default on the held-out items, or None if it was not measured there."""
-        if self.chosen == DEFAULT or len(self.held_out.common((DEFAULT, self.chosen))) < 3:
-            return None
-        return standing(self.held_out, self.chosen, self.goal.bounded)
+    def default(self) -> Diffusion:
+        return self.candidates[0].settings
+
+    @property
+    def choice(self) -> Trial | None:
+        """The candidate with the fewest passes of those that are not worse on the tuning items.
+
+        A score may be lower by half of the tolerance: on the held-out items, the whole interval must lie within it.
+        """
+        better = [
+            trial
+            for trial in self.trials
+            if trial.change.passes.high is not None
+            and trial.change.passes.high < 0
+            and all(trial.change.scores[name].mean >= -self.tolerance / 2 for name in self.goal)
+        ]
+        return min(better, key=lambda trial: trial.change.passes_ratio.mean, default=None)
 
     @property
     def verdict(self) -> tuple[bool, str]:
         """Return whether the choice replaces the default, and why."""
-        found, goal = self.confirmation, self.goal
-        if self.chosen == DEFAULT and self.ended is not None and not self.search.rounds:
-            return False, "the run ended before all settings had answered the items of the first round"
-        if self.chosen == DEFAULT:
+        if len(self.trials) < 2:
+            return False, "the run ended before any other settings had answered all tuning items"
+        if self.choice is None:
             return False, "no settings take fewer passes beyond noise without a lower quality on the tuning items"
-        if found is None or self.ended == "interrupt":
+        if self.confirmation is None or self.ended == "interrupt":
             return False, "the choice was not confirmed on held-out items: the run was stopped before"
-        if error := self.held_out.errors.get(self.chosen):
-            return False, f"the choice failed on a held-out item: {error}"
-        if found.passes.high is None or found.passes.high >= 0:
+        change = self.confirmation.change
+        if failures := self.confirmation.evaluation.failures:
+            return False, f"the choice failed on a held-out item: {failures[0].error}"
+        if change.passes.high is None or change.passes.high >= 0:
             return False, "the passes of the choice do not differ from the default's beyond noise"
-        for name in goal.scores:
-            low = found.scores[name].low
-            if low is None or low < -goal.tolerance:
-                least, most = (shown_change(value, name)[1:] for value in (low or 0.0, goal.tolerance))
+        for name in self.goal:
+            low = change.scores[name].low
+            if low is None or low < -self.tolerance:
+                least, most = (shown_change(value, name)[1:] for value in (low or 0.0, self.tolerance))
                 reason = f"{name} may be lower by {least}, and the tolerance is {most}"
                 return False, f"{reason}. More held-out items give a narrower interval"
-        for name, change in found.scores.items():
-            if change.high is not None and change.high < 0 and change.mean < -goal.tolerance:
+        for name, score in change.scores.items():
+            if score.high is not None and score.high < 0 and score.mean < -self.tolerance:
                 return False, f"{name} is lower beyond noise and by more than the tolerance"
         return True, "fewer passes beyond noise, and no score is lower by more than the tolerance"
 
     @property
     def best(self) -> Diffusion:
         """The settings to use: the choice if it was confirmed, or else the default."""
-        return self.settings[self.chosen if self.verdict[0] else DEFAULT]
+        confirmed, _ = self.verdict
+        return self.choice.candidate.settings if confirmed and self.choice else self.default
 
 
 def shown_change(value: float, name: str) -> str:
     """Return a difference of scores with its sign and unit."""
-    return f"{value:+.3f} nats" if name == LIKELIHOOD else f"{POINT * value:+.1f} points"
+    return f"{value:+.3f} nats" if name == LOG_PROBABILITY else f"{POINT * value:+.1f} points"
 
 
-def tune(
-    g: Gesso,
-    name: str,
-    judge: Judge,
-    tuning: Sequence[Item],
-    held_out: Sequence[Item],
-    *,
-    writes: Sequence[WriteName],
-    scores: Sequence[str] = (),
-    tolerance: float = 0.02,
-    options: Mapping[str, Any],
-    minutes: float | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Tuning:
-    """Return the settings with the fewest passes whose scores are not lower than the default's by `tolerance`.
+@dataclass(kw_only=True)
+class Tuner:
+    """A model, and how its answers are judged."""
 
-    The choice is made on `tuning` items alone, and then compared with the default on `held_out` items. `scores` are
-    those to which the tolerance applies (none: all of a judgement by the model, the first of a task).
-    """
-    start = time.monotonic()
-    limit = None if minutes is None else start + 60 * minutes
-    if shared := {_question(item) for item in tuning} & {_question(item) for item in held_out}:
-        raise InputError(f"{len(shared)} items are both for tuning and held out; remove them from one of the two")
-    goal = _goal(judge, scores, tolerance, len(held_out))
-    most = options.get("max_new_tokens") or g.defaults.max_new_tokens
-    settings = candidates(g.defaults.diffusion, writes, min(most, g.config.canvas_length), seed)
+    g: Gesso
+    judge: Judge
+    options: Mapping[str, Any]  # of `gesso.eval.evaluate`, such as max_new_tokens and seed
+    watch: Watch
+    finished: Callable[[Trial], None] = lambda trial: None  # called with each trial on the tuning items
+    minutes: float | None = None
 
-    def bench(items: Sequence[Item]) -> Bench:
-        return Bench(g=g, judge=judge, items=items, settings=settings, options=options, seed=seed)
+    def run(self, tuning: Tuning, items: Sequence[Item], held_out: Sequence[Item]) -> None:
+        """Try the candidates on `items`, choose by these alone, and compare the choice with the default on `held_out`.
 
-    until = None if minutes is None else start + 60 * minutes * SEARCH_SHARE
-    watched = _watched(bench(tuning), progress, "round")
-    found = search(watched, len(settings), len(tuning), goal, until)
-    chosen, confirmed, ended = choice(found, goal), Table(), found.ended
-    if chosen != DEFAULT and ended != "interrupt":
-        measure = _watched(bench(held_out), progress, "held-out items")
-        ended = collect(measure([DEFAULT, chosen], range(len(held_out))), confirmed, limit) or ended
-    return Tuning(
-        name=name,
-        goal=goal,
-        settings=tuple(settings),
-        search=found,
-        chosen=chosen,
-        held_out=confirmed,
-        items=(len(tuning), len(held_out)),
-        seed=seed,
-        seconds=time.monotonic() - start,
-        ended=ended,
-    )
+        After Ctrl-C or at the end of the time, the trials so far count.
+        """
+        if shared := {_question(item) for item in items} & {_question(item) for item in held_out}:
+            raise InputError(f"{len(shared)} items are both for tuning and held out; remove them from one of the two")
+        start = time.monotonic()
+        limit = float("inf") if self.minutes is None else start + 60 * self.minutes
+        until = limit if self.minutes is None else start + 60 * self.minutes * SEARCH_SHARE
+        try:
+            for candidate in tuning.candidates:
+                tuning.trials.append(self._try(candidate, items, tuning.trials[:1], until))
+                self.finished(tuning.trials[-1])
+        except (_OutOfTime, KeyboardInterrupt) as end:
+            tuning.ended = "time" if isinstance(end, _OutOfTime) else "interrupt"
+        if tuning.choice is not None and tuning.ended != "interrupt":
+            seconds = tuning.trials[0].evaluation.seconds + tuning.choice.evaluation.seconds
+            fitting = MARGIN * (limit - time.monotonic()) / seconds * len(items)
+            held_out = held_out[: int(min(len(held_out), fitting))]
+            try:
+                if len(held_out) >= FEWEST_PAIRS:
+                    before = self._try(tuning.candidates[0], held_out, (), limit)
+                    tuning.confirmation = self._try(tuning.choice.candidate, held_out, [before], limit)
+            except (_OutOfTime, KeyboardInterrupt) as end:
+                tuning.ended = "time" if isinstance(end, _OutOfTime) else "interrupt"
+        tuning.seconds = time.monotonic() - start
+
+    def _try(self, candidate: Candidate, items: Sequence[Item], default: Sequence[Trial], until: float) -> Trial:
+        """Answer items with some settings, and compare them with those of the default, if it has already answered."""
+        with self.watch(f"{candidate.name}, {len(items)} items") as show:
+
+            def progress(done: int, total: int) -> None:
+                show(done, total)
+                if time.monotonic() > until:
+                    raise _OutOfTime
+
+            evaluation = self.judge.evaluate(self.g, items, candidate.settings, self.options, progress)
+        if not default and evaluation.failures:
+            raise InputError(f"{evaluation.failures[0].name}: {evaluation.failures[0].error}")
+        before = default[0].evaluation if default else evaluation
+        return Trial(candidate, evaluation, compare(Run.of(before), Run.of(evaluation)))
 
 
-def _goal(judge: Judge, scores: Sequence[str], tolerance: float, held_out: int) -> Goal:
+def goal_of(judge: Judge, scores: Sequence[str]) -> tuple[str, ...]:
+    """Return the scores that must not fall: those named, or by default all of the model or the first of a task."""
     if unknown := [name for name in scores if name not in judge.scores]:
         raise InputError(f"unknown score {unknown[0]!r}; expected {', '.join(judge.scores)}")
-    wanted = tuple(scores) or (judge.scores[:1] if judge.bounded else judge.scores)
-    return Goal(scores=wanted, tolerance=tolerance, held_out=held_out, bounded=judge.bounded)
-
-
-def _watched(measure: Measure, progress: Progress | None, name: str) -> Measure:
-    """Return a measurement that reports its progress, by the name of its stage and numbers of rounds."""
-    number = 0
-
-    def watched(candidates: Sequence[int], items: range) -> Iterator[tuple[int, int, Measured | Exception]]:
-        nonlocal number
-        number += 1
-        stage = f"{name} {number}: {len(candidates)} settings" if name == "round" else name
-        total = len(candidates) * len(items)
-        if progress:
-            progress(stage, 0, total)
-        for done, answer in enumerate(measure(candidates, items), 1):
-            if progress:
-                progress(stage, done, total)
-            yield answer
-
-    return watched
-
-
-# --- items ------------------------------------------------------------------------------------------------------------
+    every = LOG_PROBABILITY in judge.scores
+    return tuple(scores) or (judge.scores if every else judge.scores[:1])
 
 
 def split(items: Sequence[Item], held_out: int, seed: int) -> tuple[list[Item], list[Item]]:
@@ -191,11 +191,6 @@ def split(items: Sequence[Item], held_out: int, seed: int) -> tuple[list[Item], 
         side = sides[1] if len(sides[1]) < most else sides[0]
         side.extend(groups[key])
     return sides
-
-
-def draw(task: Task, count: int, held_out: int, seed: int) -> tuple[list[Item], list[Item]]:
-    """Return tuning items of a task's validation split and held-out items of its test split."""
-    return list(task.items("validation", count, seed)), list(task.items("test", held_out, seed))
 
 
 def _question(item: Item) -> str:
