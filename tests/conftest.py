@@ -46,7 +46,7 @@ SLOW = {
     "engine/test_engine.py", "engine/test_faults.py", "engine/test_final_text.py", "engine/test_generation_parity.py",
     "engine/test_graphs.py", "engine/test_guided.py", "engine/test_images.py", "engine/test_prefix_files.py",
     "engine/test_scheduler.py", "engine/test_scoring.py", "engine/test_verified.py", "eval/test_answers.py",
-    "eval/tune/test_run.py", "examples/test_demo.py", "examples/test_make_data.py", "examples/test_sudoku_bank.py",
+    "eval/test_tune.py", "examples/test_demo.py", "examples/test_make_data.py", "examples/test_sudoku_bank.py",
     "examples/test_sudoku_pictures.py", "images/test_process.py", "images/test_read.py", "infill/test_boundary.py",
     "infill/test_edit.py", "infill/test_infill.py", "info/test_hardware.py", "model/test_parity.py",
     "model/test_vision.py", "test_api.py", "test_gpu_suite.py", "test_image_prompts.py", "test_settings.py",

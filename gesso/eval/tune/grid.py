@@ -9,9 +9,8 @@ from gesso.settings import PRESETS, Diffusion, PresetName
 
 TRIED: tuple[PresetName, ...] = ("balanced", "fast", "laptop", "verified")  # quality takes more passes by design
 DRAFTS = (8, 32)  # tokens of a verified draft; the preset has 16
-# The grid: factors of the default's own values. All lead to fewer passes.
+# Factors of the default's own values, which lead to fewer passes.
 BOUNDS = (1, 3, 10)
-STEPS = (1, 0.5)
 CONFIDENCE = 4
 
 
@@ -41,10 +40,9 @@ def _grid(default: Diffusion) -> Iterator[tuple[str, Diffusion]]:
     for draft in DRAFTS:
         yield f"verified, canvas_length {draft}", replace(PRESETS["verified"], canvas_length=draft)
     start = PRESETS["balanced"] if default.by_token else default
-    for steps, bound, greed in product(STEPS, BOUNDS, dict.fromkeys((start.greed, 1.0))):
+    for bound, greed in product(BOUNDS, dict.fromkeys((start.greed, 1.0))):
         settings = replace(
             start,
-            steps=max(1, round(start.steps * steps)),
             entropy_bound=start.entropy_bound * bound,
             confidence=start.confidence * CONFIDENCE,
             greed=greed,
