@@ -59,16 +59,13 @@ class Tuning:
 
     @property
     def choice(self) -> Trial | None:
-        """The candidate with the fewest passes of those that are not worse on the tuning items.
-
-        A score may be lower by half of the tolerance: on the held-out items, the whole interval must lie within it.
-        """
+        """The candidate with the fewest passes of those whose scores are within the tolerance on the tuning items."""
         better = [
             trial
             for trial in self.trials
             if trial.change.passes.high is not None
             and trial.change.passes.high < 0
-            and all(trial.change.scores[name].mean >= -self.tolerance / 2 for name in self.goal)
+            and all(trial.change.scores[name].mean >= -self.tolerance for name in self.goal)
         ]
         return min(better, key=lambda trial: trial.change.passes_ratio.mean, default=None)
 
