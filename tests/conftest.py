@@ -53,7 +53,7 @@ SLOW = {
     "test_dockerfile.py", "test_wheel.py", "tools/test_crashes.py", "tools/test_hot_load.py", "tools/test_joining.py",
     "train/test_distilled.py", "train/test_export.py", "train/test_held_out.py", "train/test_images.py",
     "train/test_lora.py", "train/test_metrics.py", "train/test_objective.py", "train/test_prepare.py",
-    "train/test_resuming.py", "train/test_shared_recipe.py", "train/test_trainer.py", "train/test_vocabulary.py",
+    "train/test_resuming.py", "train/test_shared_recipe.py", "train/test_trainer.py", "examples/test_vocabulary.py",
 }  # fmt: skip
 WITHOUT_SERVER = {
     "serve/test_adapter_board.py",

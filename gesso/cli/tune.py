@@ -1,7 +1,9 @@
 """`gesso tune`."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,9 +11,9 @@ import typer
 
 from gesso.cli.eval import clue_range
 from gesso.cli.options import Loading, with_options
-from gesso.cli.progress import show_progress
 from gesso.cli.terminal import note, print_json, print_text
 from gesso.errors import InputError
+from gesso.progress import Progress
 
 if TYPE_CHECKING:
     from gesso.eval import Item
@@ -94,7 +96,7 @@ def tune(
         g=g,
         judge=judge,
         options={"seed": seed} | ({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}),
-        watch=show_progress,
+        watch=_watch,
         finished=lambda trial: note(report.line(trial)),
         minutes=minutes,
     )
@@ -148,6 +150,13 @@ def _items(
     rows = OwnData(data=paths, kind=score[0] if score else "exact", needs_answers=scored)
     tuning, confirming = split(list(rows.items("test", sys.maxsize, seed)), held_out, seed)
     return rows.name, ByTask(rows) if scored else ByModel(rows), tuning[:count], confirming
+
+
+@contextmanager
+def _watch(name: str) -> "Iterator[Callable[[int, int], None]]":
+    """Show the progress of the work of this name. The line of a finished candidate follows when it has ended."""
+    with Progress() as progress:
+        yield partial(progress.show, name)
 
 
 def _write(found: "Tuning", directory: Path, write: Callable[..., None]) -> None:

@@ -19,7 +19,7 @@ from gesso.eval.tune.grid import Candidate, candidates, changes
 from gesso.eval.tune.judge import ByModel, ByTask
 from gesso.eval.tune.run import Tuner, Tuning, goal_of
 from gesso.presets import read_preset
-from gesso.settings import PRESETS
+from gesso.settings import PRESETS, choose
 from tests.tiny import make
 
 SHORT = {"max_new_tokens": 8, "seed": 1}
@@ -39,12 +39,13 @@ def test_candidates_are_the_default_presets_and_a_grid_around_the_default():
     assert found == candidates(default) and found[0] == Candidate("default", default)
     assert len({one.settings for one in found}) == len(found) == 13
     by_name = {one.name: one.settings for one in found}
-    assert all(by_name[name] == PRESETS[name] for name in ("balanced", "fast", "laptop", "verified"))
+    assert all(by_name[name] == PRESETS[name] for name in ("balanced", "fast", "laptop"))
     assert by_name["verified, canvas_length 32"].canvas_length == 32
-    for name in ("entropy_bound", "confidence", "eos_settles", "greed", "canvas_length", "sampler"):
+    for name in ("entropy_bound", "confidence", "eos_settles", "greed", "canvas_length", "write"):
         assert len({getattr(one.settings, name) for one in found}) > 1, name
     assert not any(one.settings.by_token for one in candidates(default, canvases_only=True))
-    assert len(candidates(PRESETS["verified"])) > 9, "a default that decides token by token is compared with canvases"
+    by_token = choose(default, write="verified")
+    assert len(candidates(by_token)) > 9, "a default that decides token by token is compared with canvases"
     assert changes(default, default) == "default"
     assert changes(replace(default, steps=3, greed=1.0), default) == "steps 3, greed 1"
 
@@ -299,8 +300,8 @@ def test_a_run_out_of_time_leaves_the_engine_free(quick, monkeypatch):
 
 
 def test_tune_ends_to_end_on_the_bundled_model(main, tmp_path, monkeypatch):
-    monkeypatch.setattr("gesso.eval.tune.grid.TRIED", ("verified",))
-    monkeypatch.setattr("gesso.eval.tune.grid.DRAFTS", ())
+    monkeypatch.setattr("gesso.eval.tune.grid.TRIED", ())
+    monkeypatch.setattr("gesso.eval.tune.grid.DRAFTS", (8,))
     monkeypatch.setattr("gesso.eval.tune.grid.BOUNDS", ())
     prompts, out, plot = (tmp_path / name for name in ("my.jsonl", "tuned.json", "tuned.svg"))
     words = ("one", "two", "red", "blue", "hot", "cold", "up", "down")
@@ -309,7 +310,9 @@ def test_tune_ends_to_end_on_the_bundled_model(main, tmp_path, monkeypatch):
     assert done.code == 0, done.err
     assert "my.jsonl: 2 settings" in done.out
     shown = " ".join(done.err.split())
-    assert "default: " in shown and "verified: " in shown, "a line for each finished candidate, also in a pipe"
+    assert "default: " in shown and "verified, canvas_length 8: " in shown, (
+        "a line for each finished candidate, also in a pipe"
+    )
     ElementTree.fromstring(plot.read_text())
     stored = json.loads(out.read_text())
     assert stored["tuning"]["task"] == "my.jsonl"

@@ -5,10 +5,10 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any
 
-from gesso.settings import PRESETS, Diffusion, PresetName
+from gesso.settings import PRESETS, Diffusion, PresetName, choose
 
-TRIED: tuple[PresetName, ...] = ("balanced", "fast", "laptop", "verified")  # quality takes more passes by design
-DRAFTS = (8, 32)  # tokens of a verified draft; the preset has 16
+TRIED: tuple[PresetName, ...] = ("balanced", "fast", "laptop")  # quality takes more passes by design
+DRAFTS = (8, 16, 32)  # tokens of a verified draft
 # Factors of the default's own values, which lead to fewer passes.
 BOUNDS = (1, 3, 10)
 CONFIDENCE = 4
@@ -38,7 +38,8 @@ def _grid(default: Diffusion) -> Iterator[tuple[str, Diffusion]]:
     for name in TRIED:
         yield name, PRESETS[name]
     for draft in DRAFTS:
-        yield f"verified, canvas_length {draft}", replace(PRESETS["verified"], canvas_length=draft)
+        settings = choose(PRESETS["balanced"], write="verified", greed=1.0, canvas_length=draft)
+        yield f"verified, canvas_length {draft}", settings
     start = PRESETS["balanced"] if default.by_token else default
     for bound, greed in product(BOUNDS, dict.fromkeys((start.greed, 1.0))):
         settings = replace(
