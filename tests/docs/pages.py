@@ -14,6 +14,13 @@ def pages() -> list[str]:
     return ["README.md", "CONTRIBUTING.md", "SECURITY.md", *sorted(str(path.relative_to(ROOT)) for path in found)]
 
 
+def link_files(directory: Path) -> None:
+    """Link the files that pages name into a directory, in which commands and programs may write."""
+    (directory / "examples").symlink_to(ROOT / "examples")
+    (directory / "gesso").mkdir()
+    (directory / "gesso" / "demo").symlink_to(ROOT / "gesso" / "demo")
+
+
 @cache
 def text_of(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.docs.pages import ROOT, code_blocks, pages
+from tests.docs.pages import code_blocks, link_files, pages
 
 
 def promised(code: str) -> list[str]:
@@ -19,7 +19,7 @@ def matches(line: str, text: str) -> bool:
 @pytest.mark.parametrize("page", [page for page in pages() if code_blocks(page, "python")])
 def test_python_on_a_page_runs_and_prints_what_the_page_says(page, own_cache, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    link_files(tmp_path)
     code = "\n".join(code_blocks(page, "python"))
     exec(compile(code, page, "exec"), {"__name__": "page"})
     printed = capsys.readouterr().out

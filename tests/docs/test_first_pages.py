@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.docs.pages import ROOT, code_blocks, code_spans, prose
+from tests.docs.pages import code_blocks, code_spans, link_files, prose
 from tests.docs.test_outputs import PROMISE, arguments
 
 PAGES = ("README.md", "docs/quickstart.md")
@@ -48,7 +48,7 @@ def without_comment(line: str) -> str:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_runs_or_is_listed_with_a_reason(page, main, own_cache, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    link_files(tmp_path)
     (tmp_path / "code.py").write_text("def area(width, height):\n    return width * height\n" * 10)
     run = 0
     for line in map(without_comment, commands(page)):

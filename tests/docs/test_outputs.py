@@ -12,7 +12,7 @@ import subprocess
 import pytest
 
 from gesso.files import read_text
-from tests.docs.pages import ROOT, code_blocks, pages
+from tests.docs.pages import code_blocks, link_files, pages
 from tests.docs.test_code import matches
 from tests.serving import serving
 
@@ -43,7 +43,7 @@ def test_every_command_with_a_seed_promises_its_output():
 @pytest.mark.parametrize("page", [page for page in pages() if any(PROMISE in line for line in lines(page))])
 def test_a_command_on_a_page_prints_what_the_page_says(page, main, own_cache, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    link_files(tmp_path)
     for line in lines(page):
         if line.startswith(("echo ", "printf ")) and " > " in line:  # writes a file that a command reads
             subprocess.run(["bash", "-c", line], check=True)

@@ -3,14 +3,14 @@
 import json
 
 from gesso.cli import train_summary
-from tests.docs.pages import ROOT, code_blocks, text_of
+from tests.docs.pages import ROOT, code_blocks, link_files, text_of
 
 PAGE = "docs/guides/fine-tuning.md"
 
 
 def test_the_guide_goes_from_rows_to_an_adapter_that_answers(main, own_cache, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    link_files(tmp_path)
     train, chat, serve = code_blocks(PAGE, "sh")[0].splitlines()
     monkeypatch.setattr(train_summary, "USEFUL", 0.0)  # one step teaches nothing
     done = main(*train.split()[1:], "--steps", "1")
