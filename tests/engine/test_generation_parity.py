@@ -64,9 +64,10 @@ def reference_tokens(reference, prompt, settings, canvases, eos, **given):
 
 
 SEEDS = (0, 3, 5, 9)
-EARLY = Diffusion(steps=24, confidence=1.5, stability=1, entropy_bound=4.0)
-EARLY_PATIENT = Diffusion(steps=24, confidence=2.5, stability=2, entropy_bound=8.0)
-NEVER = Diffusion(steps=10, confidence=1e-9)
+# The reference does not settle a prefix.
+EARLY = Diffusion(settle=0, steps=24, confidence=1.5, stability=1, entropy_bound=4.0)
+EARLY_PATIENT = Diffusion(settle=0, steps=24, confidence=2.5, stability=2, entropy_bound=8.0)
+NEVER = Diffusion(settle=0, steps=10, confidence=1e-9)
 
 
 @pytest.mark.parametrize("settings", [EARLY, EARLY_PATIENT, NEVER], ids=["early", "early-patient", "never"])
