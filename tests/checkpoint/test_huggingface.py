@@ -167,7 +167,7 @@ def test_long_load_shows_progress_only_on_a_terminal(directory, monkeypatch):
         load(directory)
         shown[terminal] = screen.getvalue()
     assert "loading weights" in shown[True]
-    assert "kB" in shown[True]
+    assert "GB" in shown[True]
     assert shown[False] == ""
 
 

@@ -82,7 +82,7 @@ def test_chat_commands_answer_on_stderr(main: Main) -> None:
 def test_thoughts_go_to_stderr(tiny: gesso.Gesso, capsys: pytest.CaptureFixture[str]) -> None:
     result = tiny.generate("hi", steps=1, max_new_tokens=1)
     delivery.deliver(
-        result, as_json=False, decoding=tiny.decoding, answer=Answer("", "let me\x07 see", (), complete=True)
+        result, as_json=False, writing=tiny.writing, answer=Answer("", "let me\x07 see", (), complete=True)
     )
     output = capsys.readouterr()
     assert output.out == result.text + "\n"
