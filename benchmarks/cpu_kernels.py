@@ -137,7 +137,7 @@ def _layers(changes: dict[str, Any]) -> list[Row]:
     changes = {"num_hidden_layers": len(LAYERS), "layer_types": list(LAYERS), "vocab_size": VOCABULARY, **changes}
     config = random_weights.config_of("26b-a4b", **changes)
     backend = cpu.CpuBackend(
-        random_weights.make(config, torch.device("cpu"), torch.float32, "int4-layers", on_cpu=True).eval()
+        random_weights.make(config, torch.device("cpu"), torch.float32, "int4", on_cpu=True).eval()
     )
     fixed, experts = _weights(backend.model)
     share = config.top_k_experts / config.num_experts
