@@ -154,6 +154,7 @@ def test_ctrl_c_at_the_prompt_keeps_the_conversation() -> None:
     time.sleep(0.3)  # readline prints its prompt shortly before it handles signals
     terminal.type("half a mess")
     terminal.read(until="half a mess")
+    time.sleep(0.3)
     terminal.interrupt()
     terminal.read(until="once more")
     terminal.read(until="> ")

@@ -18,6 +18,7 @@ import gesso
 from gesso.bundled import SOLVER
 from gesso.cli import sudoku_view as view
 from gesso.engine.events import Done, Result, Usage
+from gesso.engine.writing import Writing
 from gesso.eval.sudoku.grid import is_valid, parse_puzzle
 from gesso.eval.sudoku.task import Sudoku, spaced, transformed
 
@@ -45,6 +46,8 @@ class Fake:
     luck: int = 0
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     loaded: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
+    writing: Writing = Writing()
+    defaults: Any = field(default_factory=lambda: SimpleNamespace(diffusion=gesso.Diffusion()))
     tokenizer: Any = field(default_factory=lambda: SimpleNamespace(encode=lambda text, bos: [*map(ord, text)]))
 
     def load(self, name: Any, **options: Any) -> "Fake":
