@@ -80,6 +80,8 @@ def setting(view, values: dict[str, object], side: int = 0) -> None:
     drawer = view.get_by_role("dialog", name="Settings")
     for label, value in values.items():
         control = drawer.get_by_label(label, exact=True)
+        if not control.is_visible():
+            drawer.get_by_text("Advanced", exact=True).click()
         if control.evaluate("e => e.tagName") == "SELECT":
             control.select_option(str(value))
         else:

@@ -98,7 +98,7 @@ def test_a_puzzle_can_be_typed_piped_or_in_a_file(main: Main, fake: Fake, tmp_pa
 def test_the_bundled_solver_is_the_default_model(main: Main, fake: Fake):
     main("sudoku", PUZZLE)
     main("sudoku", PUZZLE, "-m", "mine", "--adapter", "a", "--device", "cpu", "--dtype", "float32")
-    usual = {"quantize": None, "memory": "0.9", "decode": "canvas", "threads": None, "cache_dir": None}
+    usual = {"quantize": None, "memory": "0.9", "write": "canvas", "threads": None, "cache_dir": None}
     usual["text_only"] = False
     assert fake.loaded == [
         (SOLVER, {"device": None, "dtype": None, "adapter": None, **usual}),
