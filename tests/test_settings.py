@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from gesso.cli.generate import generate
+from gesso.cli.options import OWN_OPTION
 from gesso.errors import InputError
 from gesso.model.config import SIZES
 from gesso.options import GenerateOptions
@@ -93,7 +94,9 @@ def test_command_line_http_and_studio_offer_exactly_the_settings_of_the_schema(g
     text = get("/studio/schema.js").text
     controls = {one["name"]: one for one in json.loads(text.removeprefix("export const SETTINGS =").rstrip(";\n"))}
 
-    assert list(options) == list(controls) == list(OPTIONS)
+    assert list(controls) == list(OPTIONS)
+    assert set(options) == {*OPTIONS, "set_values", "temperature"}
+    assert {name for name in OPTIONS if not options[name].hidden} == {*OWN_OPTION}
     assert set(properties) - {"pins", "drafts"} == set(OPTIONS)
     for name, setting in OPTIONS.items():
         values = options[name].help + (options[name].metavar or "").replace("|", ", ")
@@ -174,7 +177,7 @@ def test_an_unknown_name_gives_the_same_message_from_python_and_http(tiny, main)
     assert str(caught.value) == sentence
     with pytest.raises(InputError) as caught:
         tiny.generate("abc", stepz=3)
-    assert str(caught.value).startswith(f"{sentence}; other options are max_new_tokens, seed, preset, stop, ")
+    assert str(caught.value).startswith(f"{sentence}; other options are max_new_tokens, seed, temperature, preset, stop, ")
     error = http_error(stepz=3)
     assert error["message"] == f"{sentence}; other options are preset, pins, drafts"
     assert (error["param"], error["code"]) == ("diffusion.stepz", "unknown_parameter")
