@@ -177,7 +177,8 @@ def test_an_unknown_name_gives_the_same_message_from_python_and_http(tiny, main)
     assert str(caught.value) == sentence
     with pytest.raises(InputError) as caught:
         tiny.generate("abc", stepz=3)
-    assert str(caught.value).startswith(f"{sentence}; other options are max_new_tokens, seed, temperature, preset, stop, ")
+    others = "other options are max_new_tokens, seed, temperature, preset, stop, "
+    assert str(caught.value).startswith(f"{sentence}; {others}")
     error = http_error(stepz=3)
     assert error["message"] == f"{sentence}; other options are preset, pins, drafts"
     assert (error["param"], error["code"]) == ("diffusion.stepz", "unknown_parameter")
