@@ -29,7 +29,10 @@ ERRORS = {
 
 def error_body(error: ApiError) -> dict[str, Any]:
     kind = ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    message = error.message
+    if error.code == "context_length_exceeded":
+        message = f"prompt is too long: {message}"  # by which Claude Code recognizes that it must compact
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------

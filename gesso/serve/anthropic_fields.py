@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gesso.chat.image_parts import REFUSED
 from gesso.images.budgets import BUDGETS
-from gesso.serve.fields import Common, Count, Fields, Ignored, LenientFields, Stop, example
+from gesso.serve.fields import Common, Fields, Ignored, LenientFields, Limit, Stop, example
 from gesso.serve.image_parts import base64_part, content_of, image_part
 from gesso.serve.openai.chat_fields import ChatFields
 
@@ -180,7 +180,7 @@ class MessagesFields(Common):
 
     messages: Annotated[list[MessageFields], Field(fail_fast=True)]
     system: TextBlocks = []
-    max_tokens: Count | None = None
+    max_tokens: Limit = None
     stop_sequences: Stop = []
     tools: Annotated[list[ToolFields], Field(fail_fast=True)] = []
     tool_choice: ToolChoiceFields = ToolChoiceFields()

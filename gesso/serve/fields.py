@@ -44,7 +44,19 @@ OFF: dict[str, tuple[Any, ...]] = {
     "include": ([],),
 }
 Count = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**64)]
+
+
+def without_minus_one(value: Any) -> Any:
+    """Return a value, or None for -1, by which llama.cpp and others mean that none is given."""
+    return None if value == -1 and isinstance(value, int) else value
+
+
+Limit = Annotated[
+    Annotated[int, Field(ge=1)] | None,
+    BeforeValidator(without_minus_one),
+    Field(description="Most tokens of the answer, lowered to what fits. -1: the model's usual limit."),
+]
+Seed = Annotated[Annotated[int, Field(ge=0, lt=2**64)] | None, BeforeValidator(without_minus_one)]
 # Stop at the first wrong item: half a million validation errors would take minutes to format.
 Tokens = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
@@ -166,7 +178,7 @@ class Common(ModelFields, DrawFields):  # type: ignore[valid-type, misc]
     """Fields of every endpoint that generates text."""
 
     temperature: Temperature = 1.0
-    seed: Seed | None = None
+    seed: Seed = None
     stream: bool = False
     diffusion: DiffusionFields = DiffusionFields()
 
@@ -207,6 +219,6 @@ class Constraint(Fields):
 
 class Choices(Common, Constraint):
     n: Count = 1
-    max_tokens: Count | None = None
+    max_tokens: Limit = None
     stop: Stop = []
     stream_options: StreamOptions = Field(default=StreamOptions(), description="Without stream, it has no effect.")

@@ -143,7 +143,12 @@ def test_a_limit_beyond_the_context_is_lowered(tiny):
 ERRORS = [
     ({"model": "claude"}, 404, "not_found_error", "there is no model 'claude'"),
     ({"nonsense": 1}, 400, "invalid_request_error", "nonsense"),
-    ({"messages": [{"role": "user", "content": "word " * 4000}]}, 400, "invalid_request_error", "context"),
+    (
+        {"messages": [{"role": "user", "content": "word " * 4000}]},
+        400,
+        "invalid_request_error",
+        "prompt is too long: messages",
+    ),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error", "'tiny' sees no images"),
     ({"diffusion": {"drafts": True}}, 400, "invalid_request_error", "drafts"),
 ]

@@ -68,7 +68,7 @@ def test_echo_of_several_prompts_of_tokens_without_a_new_token(server, loaded):
         ({"stream": True}, "cannot be combined"),
         ({"n": 2}, "cannot be combined"),
         ({"regex": "a"}, "cannot be combined"),
-        ({"prompt": [1] * 301}, "this server's limit of 300"),
+        ({"prompt": [1] * 301}, "This server's limit is 300"),
         ({"prompt": [[1] * 300] * 16, "logprobs": 20, "max_tokens": 0}, None),
         ({"prompt": [[1] * 1000] * 16, "logprobs": 20}, "log-probabilities per request"),
         ({"prompt": [10**6]}, "outside the vocabulary"),
@@ -101,7 +101,7 @@ def test_decision_over_http_is_that_of_python(server, loaded, prompt):
         ({"prompt": "x", "choices": ["a"] * 300}, "choices"),
         ({"prompt": "x", "choices": ["a", "a"]}, "given twice"),
         ({"prompt": "x", "choices": ["a", "ab"]}, "one choice begins another"),
-        ({"prompt": "x " * 300, "choices": ["a", "b"]}, "this server's limit of 300"),
+        ({"prompt": "x " * 300, "choices": ["a", "b"]}, "This server's limit is 300"),
         ({"prompt": "", "choices": ["a", "b"]}, "it is empty"),
     ],
 )

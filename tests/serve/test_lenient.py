@@ -23,6 +23,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WEATHER = {"type": "function", "function": {"name": "weather"}}
 CONTEXT = 200
+OVERFLOW = "200 tokens, and at least 1 for the answer. This model's maximum context length is 200 tokens"
 
 SILENT = [
     dict.fromkeys(sorted(HARMLESS), {"key": "value"}),
@@ -142,6 +143,22 @@ def test_the_smaller_of_max_tokens_and_max_completion_tokens_counts(frontends):
         assert prepared(frontends, body).jobs[0].max_new_tokens == 4
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_that_does_not_fit_is_lowered_with_a_warning(frontends, name):
+    found = prepared(frontends, {"max_tokens": None, name: 300})
+    (job,) = found.jobs
+    assert job.prompt_tokens + job.max_new_tokens == 180
+    assert found.warnings == [f"{name} was lowered to {job.max_new_tokens}: more do not fit after messages"]
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_a_limit_or_seed_of_minus_one_is_none(frontends, endpoint):
+    plain = prepared(frontends, {"max_tokens": None}, endpoint=endpoint)
+    unlimited = prepared(frontends, {"max_tokens": -1, "seed": -1}, endpoint=endpoint)
+    assert unlimited.jobs[0].max_new_tokens == plain.jobs[0].max_new_tokens
+    assert unlimited.warnings == []
+
+
 def test_top_k_top_p_and_min_p_are_diffusion_settings(frontends):
     given = {"top_k": 5, "top_p": 0.9, "min_p": 0.1}
     for endpoint in ("chat", "completions"):
@@ -166,17 +183,9 @@ def test_warnings_are_bounded_ascii_without_control_characters():
 @pytest.mark.parametrize(
     ("body", "endpoint", "code", "param", "message"),
     [
-        ({"max_tokens": 300}, "chat", "context_length_exceeded", "messages", "lower max_tokens"),
-        (
-            {"max_tokens": None, "max_completion_tokens": 300},
-            "chat",
-            "context_length_exceeded",
-            "messages",
-            "lower max_completion_tokens",
-        ),
-        ({"max_tokens": 300}, "completions", "context_length_exceeded", "prompt", "shorten prompt"),
+        ({"prompt": [1] * CONTEXT, "max_tokens": None}, "completions", "context_length_exceeded", "prompt", OVERFLOW),
         ({"prompt": "x" * 9000}, "completions", "context_length_exceeded", "prompt", "shorten prompt"),
-        ({"max_tokens": 190}, "completions", "request_too_long", "prompt", "limit of 180"),
+        ({"prompt": [1] * 190}, "completions", "request_too_long", "prompt", "limit is 180"),
         ({"model": "gpt-5"}, "chat", "model_not_found", "model", "available: tiny"),
         ({"messages": None}, "chat", "missing_required_parameter", "messages", "messages"),
         ({"max_tokens": "4"}, "chat", "invalid_type", "max_tokens", "max_tokens"),

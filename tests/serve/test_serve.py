@@ -335,7 +335,7 @@ def test_a_prompt_that_does_not_fit_is_rejected_before_running(server):
     for content in ("x" * 1_000_000, "x" * 9000):
         response = server.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
         assert response.status_code == 400
-        assert "context overflow" in response.json()["error"]["message"]
+        assert "This model's maximum context length is" in response.json()["error"]["message"]
         assert response.elapsed.total_seconds() < 1
     assert server.metric("gesso_denoising_steps_total") == steps
 

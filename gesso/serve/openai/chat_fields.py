@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from gesso.errors import InputError
-from gesso.serve.fields import Choices, Count, Fields, Objects, SchemaOptionFields, example
+from gesso.serve.fields import Choices, Fields, Limit, Objects, SchemaOptionFields, example
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 SCHEMA_IN_PROMPT = Field(default=True, description="Add the JSON schema of the answer to the last message.")
@@ -52,7 +52,7 @@ class ChatFields(Choices):
     messages: Objects = Field(
         description="A content is text, or a list of parts: text, and image_url if the model sees images."
     )
-    max_completion_tokens: Count | None = Field(default=None, description="Like max_tokens; the smaller one counts.")
+    max_completion_tokens: Limit = Field(default=None, description="Like max_tokens; the smaller one counts.")
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Objects | None = None

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from gesso.errors import InputError
-from gesso.serve.fields import Common, Count, Fields, Objects, SchemaOptionFields, Texts, example
+from gesso.serve.fields import Common, Count, Fields, Limit, Objects, SchemaOptionFields, Texts, example
 from gesso.serve.openai.chat_fields import SCHEMA_IN_PROMPT, Effort, SchemaFields, thinks, whole_constraint
 
 Name = Annotated[str, Field(max_length=512)]
@@ -75,7 +75,7 @@ class ResponseFields(Common):
     instructions: str | None = Field(default=None, description="The system message. It is not carried over.")
     previous_response_id: Name | None = Field(default=None, description="A stored response to continue.")
     store: bool = Field(default=True, description="Keep the response in the server's memory for a while.")
-    max_output_tokens: Count | None = None
+    max_output_tokens: Limit = None
     reasoning: ReasoningFields = ReasoningFields()
     text: TextFields = TextFields()
     tools: Objects = Field(default=[], description="Functions. Other types of tools are ignored with a warning.")

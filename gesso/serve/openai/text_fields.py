@@ -2,10 +2,23 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from gesso.engine.decision import CHOICES
-from gesso.serve.fields import Choices, Common, Constraint, Count, Fields, ModelFields, Objects, Texts, Tokens, example
+from gesso.serve.fields import (
+    Choices,
+    Common,
+    Constraint,
+    Count,
+    Fields,
+    Limit,
+    ModelFields,
+    Objects,
+    Texts,
+    Tokens,
+    example,
+    without_minus_one,
+)
 
 
 def _kind_of_prompt(value: Any) -> str:
@@ -30,7 +43,9 @@ class CompletionFields(Choices):
 
     prompt: Prompt
     suffix: str = Field(default="", description="Text after the missing text.")
-    max_tokens: Annotated[int, Field(ge=0)] | None = Field(default=None, description="0 needs echo.")
+    max_tokens: Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(without_minus_one)] = Field(
+        default=None, description="Most tokens of the answer, lowered to what fits. 0 needs echo."
+    )
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = Field(default=False, description="Return the log-probabilities of the prompt; writes no text.")
     best_of: Count = Field(default=1, description="With a suffix: generate this many texts, return the most likely.")
@@ -96,7 +111,7 @@ class EditFields(Common):
         default=1.0, description="Below 1: share of the span's tokens to rewrite."
     )
     n: Count = 1
-    max_tokens: Count | None = None
+    max_tokens: Limit = None
 
 
 class TokenizeFields(Fields):

@@ -20,7 +20,8 @@ from gesso.serve.protocol import Submit, submit_payload
 from gesso.settings import at_temperature, choose
 
 SEEDS = 2**64
-# The names under which an endpoint takes a prompt, and a limit on the answer. Errors use the one that the client chose.
+# The names under which an endpoint takes a prompt, and a limit on the answer. Messages use the one that the client
+# chose.
 PROMPTS = ("messages", "prompt", "input")
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
@@ -52,22 +53,20 @@ class Builder(Generic[F]):
 
     def check_length(self, prompt_tokens: int, max_new_tokens: int) -> None:
         """Reject a prompt and an answer that together exceed the context, or this server's limit."""
-        total, limit = prompt_tokens + max_new_tokens, self.limits.request_tokens
+        total = prompt_tokens + max_new_tokens
+        limit = self.limits.request_tokens
         if total > self.context:
-            problem, most, code = "context overflow: ", f"the context of {self.context}", "context_length_exceeded"
+            # Clients recognize an overflow by this sentence.
+            most = f"This model's maximum context length is {self.context} tokens"
+            code = "context_length_exceeded"
         elif limit is not None and total > limit:
-            problem, most, code = "", f"this server's limit of {limit} for one request", "request_too_long"
+            most = f"This server's limit is {limit} tokens per request"
+            code = "request_too_long"
         else:
             return
         prompt = self.prompt_field
-        answer = next((name for name in LIMITS if getattr(self.fields, name, None) == max_new_tokens), "max_tokens")
-        raise ApiError(
-            400,
-            f"{problem}{prompt} of {prompt_tokens} tokens and {answer} of {max_new_tokens} exceed {most}; "
-            f"shorten {prompt} or lower {answer}",
-            param=prompt,
-            code=code,
-        )
+        message = f"{prompt}: {prompt_tokens} tokens, and at least {max_new_tokens} for the answer. {most}"
+        raise ApiError(400, f"{message}; shorten {prompt}", param=prompt, code=code)
 
     def encoded(
         self,
@@ -155,6 +154,7 @@ class RequestBuilder(Builder[Common]):
             raise ApiError(400, f"n: at most {self.limits.choices} choices in one request", param="n")
         seed = secrets.randbits(32) if fields.seed is None else fields.seed
         diffusion, renames = self._diffusion_settings()
+        warnings = [*warnings, *renames]
         jobs: list[PreparedJob] = []
         given = [image for prompt in prompts for image in prompt.images]
         shapes, images = pack(given)
@@ -165,7 +165,9 @@ class RequestBuilder(Builder[Common]):
             raise ApiError(400, message, param="n")
         for index, prompt in enumerate(prompts):
             size = len(prompt.tokens)
-            length = max_tokens or max(1, min(self.frontend.defaults.max_new_tokens, self.context - size))
+            length = max(1, min(max_tokens or self.frontend.defaults.max_new_tokens, self._room - size))
+            if max_tokens is not None and length < max_tokens:
+                warnings.append(self._lowered(length))
             request = self._checked_request(prompt, length, diffusion, stop, top_logprobs)
             options = {
                 **diffusion,
@@ -204,7 +206,7 @@ class RequestBuilder(Builder[Common]):
             continuous_usage=continuous_usage,
             logprobs=top_logprobs is not None,
             one_call=one_call,
-            warnings=[*warnings, *renames],
+            warnings=list(dict.fromkeys(warnings)),
             echo=echo,
             tools=tools,
             constraint=constraint,
@@ -213,6 +215,17 @@ class RequestBuilder(Builder[Common]):
             image_count=len(given),
             attached=attached,
         )
+
+    @property
+    def _room(self) -> int:
+        """The most tokens of a prompt and its answer."""
+        limit = self.limits.request_tokens
+        return self.context if limit is None else min(self.context, limit)
+
+    def _lowered(self, length: int) -> str:
+        """Return the warning of a limit on the answer that exceeds the room after the prompt."""
+        given = next((name for name in LIMITS if getattr(self.fields, name, None) is not None), "max_tokens")
+        return f"{given} was lowered to {length}: more do not fit after {self.prompt_field}"
 
     def _diffusion_settings(self) -> tuple[dict[str, Any], list[str]]:
         """Return the diffusion settings of the request, its temperature translated, and warnings of former names."""

@@ -165,19 +165,13 @@ def _chat(
     frontends: Frontends,
     warnings: Sequence[str] = (),
     echo: dict[str, Any] | None = None,
-    *,
-    shorten: bool = False,
 ) -> Outcome:
-    """Prepare a chat. With `shorten`, a limit on the answer that exceeds the context is lowered, not rejected."""
     builder, asked = RequestBuilder(task, fields, frontends), fields.constraint()
     constraint = builder.constraint(asked)
-    prompt, most = _chat_prompt(builder, fields), fields.most_tokens
-    if shorten and most is not None:
-        most = max(1, min(most, builder.context - len(prompt.tokens)))
     return builder.build(
-        [prompt],
+        [_chat_prompt(builder, fields)],
         n=fields.n,
-        max_tokens=most,
+        max_tokens=fields.most_tokens,
         stop=fields.stop,
         top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         constraint=constraint,
@@ -313,8 +307,7 @@ def input_items(task: Task, body: bytes, frontends: Frontends) -> Outcome:
 def anthropic(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     fields = parse(MessagesFields, body)
     _reject_drafts(fields)
-    # Clients of this API must send a limit, and send that of a large model.
-    return _chat(task, fields.to_chat(), frontends, shorten=True)
+    return _chat(task, fields.to_chat(), frontends)
 
 
 def count_tokens(task: Task, body: bytes, frontends: Frontends) -> Outcome:

@@ -54,8 +54,8 @@ class ModelFrontend:
         if least > context:
             raise ApiError(
                 400,
-                f"context overflow: {field} with {characters} characters has at least {least} tokens, and the context "
-                f"is {context}; shorten {field}",
+                f"{field}: {characters} characters have at least {least} tokens. "
+                f"This model's maximum context length is {context} tokens; shorten {field}",
                 param=field,
                 code="context_length_exceeded",
             )

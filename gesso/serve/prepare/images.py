@@ -74,8 +74,8 @@ class ImageReader:
         if self.tokens > self.context:  # now, not after thousands of others
             raise ApiError(
                 400,
-                f"context overflow: {where}: the images up to this one have {self.tokens} tokens, and the context is "
-                f"{self.context}; send fewer images, or give them a smaller budget of tokens",
+                f"{where}: the images up to this one have {self.tokens} tokens. This model's maximum context length "
+                f"is {self.context} tokens; send fewer images, or give them a smaller budget of tokens",
                 param=where,
                 code="context_length_exceeded",
             )
