@@ -1,10 +1,14 @@
 """Log-probabilities over HTTP: decisions, and prompts echoed by /v1/completions."""
 
+from types import SimpleNamespace
+
 import httpx
 import pytest
 import torch
 
 import gesso
+from gesso.chat.tokenizer import Tokenizer
+from gesso.serve.openai.logprobs import completion_logprobs
 from tests.serving import server_fixture
 
 TEXT = "To be, or not to be"
@@ -40,12 +44,22 @@ def test_echoed_logprobs_are_those_of_the_causal_encoder(server, loaded):
     assert found["token_logprobs"][1:] == pytest.approx(values, abs=1e-3)
     tops = [max(top.values()) for top in found["top_logprobs"][1:]]
     assert tops == pytest.approx(expected_SV.max(-1).values.tolist(), abs=1e-3)
-    assert all(len(top) == 2 for top in found["top_logprobs"][1:])
+    for text, value, top in list(zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True))[1:]:
+        assert top[text] == value and len(top) in (2, 3)
     assert choice["text"] == loaded.decode([*tokens, next_token])
     texts, offsets = found["tokens"], found["text_offset"]
     ends = [*offsets[1:], len(choice["text"])]
     pairs = list(zip(texts, offsets, ends, strict=True))[1:]  # the first token, bos, is not in the text
     assert all(choice["text"][start:end] == text for text, start, end in pairs)
+
+
+@pytest.mark.parametrize("top", [[], [(5, -0.1)], [(5, -0.1), (6, -2.0)]])
+def test_the_most_likely_tokens_contain_that_of_the_text(served_model, top):
+    tokenizer = Tokenizer.from_directory(served_model)
+    text, other = tokenizer.pieces([6, 5])
+    job = SimpleNamespace(logprobs=[(-2.0, top)])
+    found = completion_logprobs(tokenizer, job, SimpleNamespace(tokens=[6]))
+    assert found["top_logprobs"] == [{text: -2.0} | ({other: -0.1} if top else {})]
 
 
 def test_echo_of_several_prompts_of_tokens_without_a_new_token(server, loaded):

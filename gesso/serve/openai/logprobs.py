@@ -8,6 +8,7 @@ With `echo`, they are those of the causal encoder, which predicts each token fro
 none.
 """
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -30,11 +31,20 @@ def completion_logprobs(tokenizer: Tokenizer, job: Job, ended: Ended) -> dict[st
     lengths = [0 if token in tokenizer.special_ids else len(t) for token, t in zip(ended.tokens, texts, strict=True)]
     offsets = list(accumulate(lengths, initial=0))[:-1]
     tops = [
-        None if own is None else {_token_text(tokenizer, other): value for other, value in top}
-        for own, top in job.logprobs
+        None if own is None else _top(tokenizer, text, own, top)
+        for text, (own, top) in zip(texts, job.logprobs, strict=True)
     ]
     values = [own for own, _ in job.logprobs]
     return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _top(tokenizer: Tokenizer, text: str, own: float, top: Sequence[tuple[int, float]]) -> dict[str, float]:
+    """Return the most likely tokens at a position, and the token of the answer if it is not among them.
+
+    Clients look the token up here, and take the maximum, which an empty list does not have.
+    """
+    values = {_token_text(tokenizer, other): value for other, value in top}
+    return values if text in values else {**values, text: own}
 
 
 def _entry(tokenizer: Tokenizer, token: int, value: float | None) -> dict[str, Any]:
