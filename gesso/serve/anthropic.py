@@ -9,7 +9,7 @@ from typing import Any
 from gesso.chat.answer import Answer
 from gesso.chat.calls import ToolCall
 from gesso.serve.deltas import AnswerDeltas, Delta
-from gesso.serve.errors import ApiError
+from gesso.serve.errors import THREAD_UNSUPPORTED, ApiError
 from gesso.serve.generation import Generation
 from gesso.serve.http.sse import event
 from gesso.serve.models import ServedModel
@@ -32,7 +32,10 @@ def error_body(error: ApiError) -> dict[str, Any]:
     message = error.message
     if error.code == "context_length_exceeded":
         message = f"prompt is too long: {message}"  # by which Claude Code recognizes that it must compact
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    body: dict[str, Any] = {"type": kind, "message": message}
+    if error.code == THREAD_UNSUPPORTED:
+        body["details"] = {"error_code": THREAD_UNSUPPORTED, "unsupported": ["thread"]}
+    return {"type": "error", "error": body}
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------

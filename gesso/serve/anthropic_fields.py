@@ -186,6 +186,7 @@ class MessagesFields(Common):
     tool_choice: ToolChoiceFields = ToolChoiceFields()
     thinking: ThinkingFields = ThinkingFields()
     output_config: OutputFields = OutputFields()
+    thread: Any = Field(default=None, description="Rejected by a code on which clients send the whole conversation.")
     metadata: Ignored = None
     service_tier: Ignored = None
     cache_control: Ignored = None

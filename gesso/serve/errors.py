@@ -11,6 +11,8 @@ from gesso.settings import unknown_settings
 
 REASON_CHARACTERS, PARAM_CHARACTERS = 200, 80  # in the log
 _USER_TEXT = re.compile(r"(?<!\w)['\"]|[({\n]|\bgot\b")  # a value follows that a user may have written
+# The code of Anthropic's API by which clients send the whole conversation again, without a thread.
+THREAD_UNSUPPORTED = "thread_unsupported_request"
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 

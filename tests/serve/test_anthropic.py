@@ -48,6 +48,18 @@ def pinned(server, text, **fields):
     return body(max_tokens=len(tokens) + 8, diffusion=QUICK | {"pins": pins}, **fields)
 
 
+def prepare(tiny, **fields):
+    """Return the outcome of preparing a request."""
+    settings = ServerSettings(engine=EngineSettings(model=str(tiny.directory)), name="tiny")
+    task = {"endpoint": "anthropic", "contexts": {"tiny": 256}, "sees": {"tiny": False}}
+    return endpoints.run(task, json.dumps({"messages": HELLO} | fields).encode(), [ModelFrontend(settings)])
+
+
+def rejected(tiny, **fields):
+    """Return the error of preparing a request."""
+    return json.loads(prepare(tiny, **fields)[0])["error"]
+
+
 def read_blocks(events):
     """Return the content blocks that a stream's events describe, after checking their order."""
     blocks, is_open = [], False
@@ -128,12 +140,7 @@ def test_counted_tokens_are_the_prompt_tokens_of_an_answer(server):
 
 
 def test_a_limit_beyond_the_context_is_lowered(tiny):
-    settings = ServerSettings(engine=EngineSettings(model=str(tiny.directory)), name="tiny")
-    task = {"endpoint": "anthropic", "contexts": {"tiny": 256}, "sees": {"tiny": False}}
-    head, blob = endpoints.run(
-        task, json.dumps({"messages": HELLO, "max_tokens": 10**6}).encode(), [ModelFrontend(settings)]
-    )
-    (job,) = PreparedRequest.decode(head, blob).jobs
+    (job,) = PreparedRequest.decode(*prepare(tiny, max_tokens=10**6)).jobs
     assert job.prompt_tokens + job.max_new_tokens == 256
 
 
@@ -160,6 +167,13 @@ def test_errors_have_anthropics_form(server, change, status, kind, message):
     assert response.status_code == status
     found = response.json()
     assert (found["type"], found["error"]["type"]) == ("error", kind) and message in found["error"]["message"]
+
+
+def test_a_thread_is_rejected_by_the_code_on_which_clients_send_the_whole_conversation(tiny):
+    error = rejected(tiny, thread={"type": "create"})
+    body = anthropic.error_body(ApiError(**error))
+    assert (error["status"], body["error"]["type"]) == (400, "invalid_request_error")
+    assert body["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 def test_a_key_is_needed_as_x_api_key_or_as_a_bearer(server):

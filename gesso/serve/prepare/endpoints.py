@@ -17,7 +17,7 @@ from gesso.infill.span import check_span
 from gesso.serve.adapter_files import LoadAdapterFields, UnloadAdapterFields
 from gesso.serve.anthropic_fields import MessagesFields
 from gesso.serve.deltas import AnswerDeltas
-from gesso.serve.errors import ApiError, from_input, from_validation
+from gesso.serve.errors import THREAD_UNSUPPORTED, ApiError, from_input, from_validation
 from gesso.serve.fields import Common, Fields
 from gesso.serve.leniency import warnings_of, warnings_of_schema, without_unsupported
 from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, ShowFields, description
@@ -306,6 +306,9 @@ def input_items(task: Task, body: bytes, frontends: Frontends) -> Outcome:
 
 def anthropic(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     fields = parse(MessagesFields, body)
+    if fields.thread is not None:
+        message = "thread: this server keeps no threads; send the whole conversation without it"
+        raise ApiError(400, message, param="thread", code=THREAD_UNSUPPORTED)
     _reject_drafts(fields)
     return _chat(task, fields.to_chat(), frontends)
 
