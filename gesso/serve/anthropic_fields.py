@@ -205,6 +205,8 @@ class MessagesFields(Common):
             "tool_choice": self.tool_choice.chat_choice(),
             "thinking": self.thinking.type != "disabled",
         }
+        if messages and messages[-1]["role"] == "assistant" and not messages[-1]["tool_calls"]:
+            chat["continue_final_message"] = True  # clients put the message before the answer
         if self.tool_choice.disable_parallel_tool_use:
             chat["parallel_tool_calls"] = False
         if (output := self.output_config.format) is not None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
+from gesso.chat.tokenizer import Tokenizer
 from gesso.serve import anthropic
 from gesso.serve.anthropic_fields import MessagesFields
 from gesso.serve.errors import ApiError
@@ -142,6 +143,29 @@ def test_counted_tokens_are_the_prompt_tokens_of_an_answer(server):
 def test_a_limit_beyond_the_context_is_lowered(tiny):
     (job,) = PreparedRequest.decode(*prepare(tiny, max_tokens=10**6)).jobs
     assert job.prompt_tokens + job.max_new_tokens == 256
+
+
+def test_a_last_message_of_the_assistant_is_continued(tiny):
+    def prompt(messages):
+        (job,) = PreparedRequest.decode(*prepare(tiny, messages=messages)).jobs
+        return json.loads(job.payload)["prompt"]
+
+    begun = Tokenizer.from_directory(tiny.directory).encode("My name is", bos=False)
+    prefill = {"role": "assistant", "content": [{"type": "text", "text": "My name is"}]}
+    assert prompt([*HELLO, prefill]) == [*prompt(HELLO), *begun]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"thinking": {"type": "enabled"}},
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "integer"}}}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_continued_message_excludes_thinking_and_a_schema(tiny, fields):
+    error = rejected(tiny, messages=[*HELLO, {"role": "assistant", "content": "{"}], **fields)
+    assert error["status"] == 400 and "leave thinking and the constraint out" in error["message"]
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

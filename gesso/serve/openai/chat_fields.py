@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from gesso.errors import InputError
-from gesso.serve.fields import Choices, Fields, Limit, Objects, SchemaOptionFields, example
+from gesso.serve.fields import Choices, Constraint, Fields, Limit, Objects, SchemaOptionFields, example
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 SCHEMA_IN_PROMPT = Field(default=True, description="Add the JSON schema of the answer to the last message.")
@@ -59,10 +59,24 @@ class ChatFields(Choices):
     tool_choice: Literal["auto", "none", "required"] | ChosenTool = "auto"
     parallel_tool_calls: bool | None = Field(default=None, description="With false, an answer has at most one call.")
     response_format: FormatFields = FormatFields()
+    continue_final_message: bool = Field(
+        default=False, description="Continue the last message, a text of the assistant. The answer is what follows it."
+    )
     reasoning_effort: Effort | None = None
     thinking: bool | None = Field(default=None, description="Think before the answer, like any effort above minimal.")
     schema_in_prompt: bool = SCHEMA_IN_PROMPT
     schema_options: SchemaOptionFields | None = Field(default=None, description="With a JSON schema as the format.")
+
+    @model_validator(mode="after")
+    def _check_continued(self) -> Self:
+        if not self.continue_final_message:
+            return self
+        last = self.messages[-1] if self.messages else {}
+        if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or last.get("tool_calls"):
+            raise ValueError("continue_final_message needs a last message of the assistant with a text and no calls")
+        if self.thinks or Constraint.constraint(self) or self.response_format.type != "text":
+            raise ValueError("a last message of the assistant is continued: leave thinking and the constraint out")
+        return self
 
     @property
     def ignored(self) -> dict[str, str]:

@@ -187,7 +187,11 @@ def _chat(
 
 def _chat_prompt(builder: RequestBuilder, fields: ChatFields) -> Prompt:
     schema = fields.response_format.requested_schema if fields.schema_in_prompt else None
-    return builder.chat_prompt(fields.messages, tools=_tools(fields), thinking=fields.thinks, schema=schema)
+    messages = fields.messages[:-1] if fields.continue_final_message else fields.messages
+    prompt = builder.chat_prompt(messages, tools=_tools(fields), thinking=fields.thinks, schema=schema)
+    if not fields.continue_final_message:
+        return prompt
+    return prompt + builder.text_tokens(fields.messages[-1]["content"], bos=False)
 
 
 def _tools(fields: ChatFields) -> list[dict[str, Any]] | None:
