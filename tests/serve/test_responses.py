@@ -377,6 +377,29 @@ def test_unsupported_requests_are_rejected_with_the_field(tiny, body, param):
     assert (error["param"] or "").startswith(param or "") and bool(error["param"]) == bool(param), error
 
 
+def echoed(tiny, **fields):
+    request = PreparedRequest.decode(*prepare({"input": "Hello"} | fields, tiny))
+    return json.loads(request.attached.partition(b"\n")[0])
+
+
+def test_every_response_has_the_required_fields_of_open_responses(tiny):
+    echo = echoed(tiny, tools=[WEATHER], top_logprobs=0)
+    assert (echo["presence_penalty"], echo["frequency_penalty"], echo["top_logprobs"]) == (0, 0, 0)
+    assert echo["tools"] == [WEATHER | {"description": None, "strict": True}]
+    request = PreparedRequest.decode(*prepare({"input": "Hello"}, tiny))
+    begun, completed = (json.loads(responses.Response(request).body(each)) for each in ("in_progress", "completed"))
+    assert begun["completed_at"] is None and completed["completed_at"] >= completed["created_at"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 2}, {"truncation": "auto"}], ids=str
+)
+def test_a_field_without_an_effect_is_named_in_the_warnings(tiny, fields):
+    echo = echoed(tiny, **fields)
+    assert echo["warnings"][0].startswith(next(iter(fields)))
+    assert (echo["truncation"], echo["top_logprobs"]) == ("disabled", 0)
+
+
 def test_a_server_without_a_store_says_that_it_stores_nothing(tiny):
     request = PreparedRequest.decode(*prepare({"input": "Hello"}, tiny, stored_responses=0))
     echo, _, items = request.attached.partition(b"\n")

@@ -10,6 +10,7 @@ from gesso.serve.openai.chat_fields import SCHEMA_IN_PROMPT, Effort, SchemaField
 
 Name = Annotated[str, Field(max_length=512)]
 FUNCTION_FIELDS = ("type", "name", "description", "parameters", "strict")
+LOGPROBS = "message.output_text.logprobs"
 WARNED_TOOLS = 16  # types of ignored tools that are named in a response
 
 
@@ -84,11 +85,12 @@ class ResponseFields(Common):
     metadata: Annotated[
         dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
     ] = Field(default={}, description="Returned with the response.")
-    include: Texts = Field(default=[], description="No effect: there is nothing more to include.")
+    include: Texts = Field(default=[], description="No effect; `message.output_text.logprobs` gives a warning.")
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = Field(default=0, description="No effect above 0 but a warning.")
     schema_in_prompt: bool = SCHEMA_IN_PROMPT
     schema_options: SchemaOptionFields | None = Field(default=None, description="With a JSON schema as the format.")
     truncation: Literal["auto", "disabled"] = Field(
-        default="disabled", description="No effect: a conversation that does not fit is rejected."
+        default="disabled", description="`auto` gives a warning: a conversation that does not fit is rejected."
     )
     max_tool_calls: Count | None = Field(default=None, description="No effect: it limits tools that OpenAI runs.")
     service_tier: Name | None = Field(default=None, description="No effect.")
@@ -108,7 +110,18 @@ class ResponseFields(Common):
     def warnings(self) -> list[str]:
         """What the request asks for and the response ignores."""
         kinds = dict.fromkeys(str(tool.get("type"))[:80] for tool in self.tools if tool.get("type") != "function")
-        return [f"tools: type {kind} is ignored; only functions are supported" for kind in list(kinds)[:WARNED_TOOLS]]
+        tools = [f"tools: type {kind} is ignored; only functions are supported" for kind in list(kinds)[:WARNED_TOOLS]]
+        return [*tools, *self._ignored_fields()]
+
+    def _ignored_fields(self) -> list[str]:
+        warnings: list[str] = []
+        if LOGPROBS in self.include:
+            warnings.append(f"include: {LOGPROBS} is ignored; /v1/chat/completions has logprobs")
+        if self.top_logprobs:
+            warnings.append("top_logprobs is ignored; /v1/chat/completions has them")
+        if self.truncation == "auto":
+            warnings.append("truncation: auto is ignored; a conversation that does not fit is rejected, so shorten it")
+        return warnings
 
     def constraint(self) -> dict[str, Any] | None:
         """Return the constraint as {name: value}, or None."""
@@ -139,14 +152,17 @@ class ResponseFields(Common):
                 "summary": self.reasoning.summary or self.reasoning.generate_summary,
             },
             "text": self.text.model_dump(exclude_none=True, by_alias=True),
-            "tools": self.functions,
+            # `strict` even if it was not sent: parameters are always enforced
+            "tools": [{"description": None, "parameters": None, "strict": True, **tool} for tool in self.functions],
             "tool_choice": self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump(),
             "parallel_tool_calls": self.parallel_tool_calls,
             "metadata": self.metadata,
             "temperature": self.temperature,
             "top_p": 1.0 if self.top_p is None else self.top_p,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
             "top_logprobs": 0,
-            "truncation": self.truncation,
+            "truncation": "disabled",
             "background": False,
             "service_tier": "default",
             "prompt_cache_key": self.prompt_cache_key,

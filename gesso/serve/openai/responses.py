@@ -79,6 +79,7 @@ class Response:
             "id": self.id,
             "object": "response",
             "created_at": self.created_at,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "model": self.model,
             "error": None,
