@@ -91,10 +91,14 @@ def test_fields_without_an_equivalent_are_ignored_with_a_warning_unless_strict(f
         ("chat", {"functions": [{"name": "f"}]}),
         ("chat", {"best_of": 2}),
         ("chat", {"modalities": ["text", "audio"]}),
-        ("chat", {"guided_json": {"type": "object"}}),
+        ("chat", {"guided_json": "{"}),
+        ("chat", {"guided_regex": "a", "regex": "b"}),
+        ("chat", {"guided_regex": "a", "guided_choice": ["a", "b"]}),
+        ("chat", {"structured_outputs": {"structural_tag": "x"}}),
+        ("chat", {"structured_outputs": "x"}),
         ("completions", {"tools": [WEATHER]}),
         ("completions", {"echo": True}),
-        ("completions", {"response_format": {"type": "json_object"}}),
+        ("completions", {"guided_json": {"type": "object"}, "suffix": "x"}),
         ("completions", {"n": 2, "best_of": 2, "suffix": "x"}),
         ("chat", {"diffusion": {"nonsense": 1}}),
         ("chat", {"tool_choice": {"type": "function", "function": {"name": "f"}, "nonsense": 1}}),
@@ -105,6 +109,27 @@ def test_fields_without_an_equivalent_are_ignored_with_a_warning_unless_strict(f
 )
 def test_fields_whose_loss_would_matter_and_wrong_values_are_rejected(frontends, endpoint, body):
     assert prepared(frontends, body, endpoint=endpoint)["status"] == 400
+
+
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
+CONSTRAINTS = [
+    ("guided_json", SCHEMA, {"json_schema": SCHEMA}),
+    ("guided_json", json.dumps(SCHEMA), {"json_schema": SCHEMA}),
+    ("guided_regex", "[ab]+", {"regex": "[ab]+"}),
+    ("guided_choice", ["yes", "no"], {"choice": ["yes", "no"]}),
+    ("guided_grammar", 'root ::= "a"', {"grammar": 'root ::= "a"'}),
+    ("structured_outputs", {"json": SCHEMA, "regex": None}, {"json_schema": SCHEMA}),
+    ("structured_outputs", {"json_object": True}, {"json_schema": {"type": "object"}}),
+    ("structured_outputs", {"regex": "[ab]+", "disable_any_whitespace": False}, {"regex": "[ab]+"}),
+]
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+@pytest.mark.parametrize(("name", "value", "expected"), CONSTRAINTS)
+def test_constraints_of_vllm_are_ours(frontends, endpoint, name, value, expected):
+    for strict in (False, True):
+        found = prepared(frontends, {name: value}, strict, endpoint)
+        assert json.loads(found.constraint.source) == expected and found.warnings == []
 
 
 def test_the_work_for_unknown_fields_is_bounded_by_their_number():

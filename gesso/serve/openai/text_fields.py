@@ -8,7 +8,6 @@ from gesso.engine.decision import CHOICES
 from gesso.serve.fields import (
     Choices,
     Common,
-    Constraint,
     Count,
     Fields,
     Limit,
@@ -19,6 +18,7 @@ from gesso.serve.fields import (
     example,
     without_minus_one,
 )
+from gesso.serve.openai.chat_fields import FormatFields
 
 
 def _kind_of_prompt(value: Any) -> str:
@@ -47,8 +47,12 @@ class CompletionFields(Choices):
         default=None, description="Most tokens of the answer, lowered to what fits. 0 needs echo."
     )
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: FormatFields = FormatFields()
     echo: bool = Field(default=False, description="Return the log-probabilities of the prompt; writes no text.")
     best_of: Count = Field(default=1, description="With a suffix: generate this many texts, return the most likely.")
+
+    def constraint(self, json_schema: dict[str, Any] | bool | None = None) -> dict[str, Any] | None:
+        return super().constraint(self.response_format.requested_schema if json_schema is None else json_schema)
 
     @model_validator(mode="after")
     def _check_echo(self) -> Self:
@@ -58,7 +62,7 @@ class CompletionFields(Choices):
             return self
         if self.logprobs is None or self.max_tokens not in (0, 1):
             raise ValueError("echo needs logprobs, and max_tokens: 0 or 1: it scores the prompt and writes no text")
-        if self.n > 1 or self.stream or self.suffix or self.diffusion.model_fields_set or Constraint.constraint(self):
+        if self.n > 1 or self.stream or self.suffix or self.diffusion.model_fields_set or self.constraint():
             raise ValueError("echo cannot be combined with n, stream, suffix, diffusion or a constraint")
         return self
 
@@ -74,6 +78,8 @@ class CompletionFields(Choices):
             raise ValueError("suffix needs a single prompt, as text")
         unsupported = ("logprobs", "choice", "regex", "grammar")
         given = [name for name in unsupported if getattr(self, name) is not None]
+        if self.response_format.type != "text":
+            given.append("response_format")
         if self.diffusion.pins:
             given.append("diffusion.pins")
         if given:

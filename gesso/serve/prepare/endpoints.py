@@ -24,6 +24,7 @@ from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, ShowField
 from gesso.serve.openai.chat_fields import ChatFields
 from gesso.serve.openai.response_fields import ItemsQuery, ResponseFields
 from gesso.serve.openai.text_fields import CompletionFields, DecideFields, DetokenizeFields, EditFields, TokenizeFields
+from gesso.serve.openai.vllm_constraints import with_own_constraints
 from gesso.serve.prepare import scores
 from gesso.serve.prepare.builder import Builder, RequestBuilder, checked_by, image_reader
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
@@ -81,7 +82,7 @@ def parse_leniently(fields: type[C], body: bytes, frontends: Frontends) -> tuple
     """Return the fields, and a warning for each that is ignored. A strict server rejects those."""
     data, ignored = read_json(body), dict[str, str]()
     if isinstance(data, dict):
-        data, ignored = without_unsupported(fields, data)
+        data, ignored = without_unsupported(fields, with_own_constraints(data))
     parsed = fields.model_validate(data)
     ignored |= parsed.ignored
     if ignored and frontends[0].settings.strict:
@@ -212,7 +213,8 @@ def _completions(
 ) -> Outcome:
     builder = RequestBuilder(task, fields, frontends)
     limit, hole = builder.limits.choices, None
-    constraint = builder.constraint(fields.constraint())
+    asked = fields.constraint()
+    constraint = builder.constraint(asked)
     prompts: list[Any]
     if fields.suffix:
         if fields.best_of > limit:
@@ -241,6 +243,7 @@ def _completions(
         continuous_usage=fields.stream_options.continuous_usage_stats,
         warnings=warnings,
         echo=echo,
+        checked_by=checked_by(asked),
     )
 
 
