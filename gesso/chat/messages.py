@@ -38,7 +38,7 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
         calls = _expect(message.get("tool_calls") or [], list, f"{where}.tool_calls")
         message["tool_calls"] = [_check_call(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)]
         called |= {call["id"]: call["function"]["name"] for call in message["tool_calls"] if call.get("id")}
-        message["content"] = _check_content(content, bool(calls), f"{where}.content")
+        message["content"] = _check_content(content, message["role"], f"{where}.content")
         if role == "tool":
             message["name"] = message.get("name") or called.get(str(message.get("tool_call_id")))
             if message["name"] is None:
@@ -76,11 +76,13 @@ def tool_names(tools: Any) -> tuple[str, ...]:
     return tuple(tool["function"]["name"] for tool in check_tools(tools) or ())
 
 
-def _check_content(content: Any, has_calls: bool, where: str) -> str | list[dict[str, Any]]:
+def _check_content(content: Any, role: str, where: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return plain_text(content)
-    if content is None and has_calls:
+    if content is None and role == "assistant":  # as APIs answer if there are calls or a refusal only
         return ""
+    if content is None:
+        raise InputError(f"{where}: it is missing or null; give text, or a list of parts")
     if not isinstance(content, list | tuple):
         raise InputError(f"{where}: expected text or a list of parts, got {type(content).__name__}")
     parts = [check_part(part, f"{where}[{index}]") for index, part in enumerate(content)]

@@ -31,6 +31,13 @@ REJECTED = frozenset(
     }
 )  # fmt: skip
 UNSUPPORTED = "this server does not support it"
+_NO_ORDER = "the tokens of a canvas are drawn together, so none is earlier than another and could lower its probability"
+REASONS = {
+    "frequency_penalty": _NO_ORDER,
+    "presence_penalty": _NO_ORDER,
+    "repetition_penalty": _NO_ORDER,
+    "logit_bias": "a canvas is drawn from the model's own predictions; choice, regex and grammar allow or exclude text",
+}
 WARNINGS = 16  # in one answer
 NAME_CHARACTERS, HEADER_CHARACTERS = 40, 1000
 SCHEMA_CHARACTERS = 160
@@ -47,7 +54,7 @@ def without_unsupported(fields: type[Fields], body: dict[str, Any]) -> tuple[dic
     if isinstance(options := kept.get("stream_options"), dict):
         kept["stream_options"], inside = _split(StreamOptions, options)
         names += [f"stream_options.{name}" for name in inside]
-    return kept, dict.fromkeys(names, UNSUPPORTED)
+    return kept, {name: REASONS.get(name, UNSUPPORTED) for name in names}
 
 
 def _split(fields: type[Fields], body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -8,7 +8,15 @@ import sys
 import pytest
 
 from gesso.serve.errors import ApiError
-from gesso.serve.leniency import HARMLESS, REJECTED, warning_headers, warnings_of, without_unsupported
+from gesso.serve.leniency import (
+    HARMLESS,
+    REASONS,
+    REJECTED,
+    UNSUPPORTED,
+    warning_headers,
+    warnings_of,
+    without_unsupported,
+)
 from gesso.serve.openai.chat_fields import ChatFields
 from gesso.serve.openai.text_fields import CompletionFields
 from gesso.serve.prepare.endpoints import run
@@ -79,7 +87,7 @@ def test_fields_that_change_nothing_are_accepted_silently_strict_or_not(frontend
 def test_fields_without_an_equivalent_are_ignored_with_a_warning_unless_strict(frontends, name):
     body = {"metadata": {"key": "value"}, name: WARNED[name], "seed": 1}
     found = prepared(frontends, body)
-    assert found.warnings == [f"{name} was ignored: this server does not support it"]
+    assert found.warnings == [f"{name} was ignored: {REASONS.get(name, UNSUPPORTED)}"]
     assert options(found) == options(prepared(frontends, {"seed": 1}))
     refused = prepared(frontends, body, strict=True)
     assert (refused["status"], refused["param"], refused["code"]) == (400, name, "unknown_parameter")
@@ -109,6 +117,30 @@ def test_fields_without_an_equivalent_are_ignored_with_a_warning_unless_strict(f
 )
 def test_fields_whose_loss_would_matter_and_wrong_values_are_rejected(frontends, endpoint, body):
     assert prepared(frontends, body, endpoint=endpoint)["status"] == 400
+
+
+@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"])
+def test_the_warning_of_a_penalty_explains_it(frontends, name):
+    (warning,) = prepared(frontends, {name: WARNED[name]}).warnings
+    assert "canvas" in warning
+
+
+def test_at_temperature_0_the_seed_is_fixed(frontends):
+    def seed(**fields):
+        return options(prepared(frontends, fields))["seed"]
+
+    assert seed(temperature=0) == seed(temperature=0) == 0
+    assert seed(temperature=0, seed=7) == 7
+    assert seed(temperature=0.1) != seed(temperature=0.1)
+
+
+def test_a_content_of_null_is_empty_for_the_assistant_and_explained_otherwise(frontends):
+    null = {"role": "assistant", "content": None}
+    empty = {"role": "assistant", "content": ""}
+    first, second = (prepared(frontends, {"messages": [*HELLO, each, *HELLO]}) for each in (null, empty))
+    assert first.jobs[0].prompt_tokens == second.jobs[0].prompt_tokens
+    refused = prepared(frontends, {"messages": [{"role": "user", "content": None}]})
+    assert refused["message"] == "messages[0].content: it is missing or null; give text, or a list of parts"
 
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}

@@ -20,6 +20,7 @@ from gesso.serve.protocol import Submit, submit_payload
 from gesso.settings import at_temperature, choose
 
 SEEDS = 2**64
+GREEDY_SEED = 0
 # The names under which an endpoint takes a prompt, and a limit on the answer. Messages use the one that the client
 # chose.
 PROMPTS = ("messages", "prompt", "input")
@@ -152,7 +153,7 @@ class RequestBuilder(Builder[Common]):
         fields = self.fields
         if n * len(prompts) > self.limits.choices:
             raise ApiError(400, f"n: at most {self.limits.choices} choices in one request", param="n")
-        seed = secrets.randbits(32) if fields.seed is None else fields.seed
+        seed = self._seed()
         diffusion, renames = self._diffusion_settings()
         warnings = [*warnings, *renames]
         jobs: list[PreparedJob] = []
@@ -215,6 +216,12 @@ class RequestBuilder(Builder[Common]):
             image_count=len(given),
             attached=attached,
         )
+
+    def _seed(self) -> int:
+        """Return the seed of the first choice. At temperature 0 clients expect the same text again, so it is fixed."""
+        if self.fields.seed is not None:
+            return self.fields.seed
+        return GREEDY_SEED if self.fields.temperature == 0 else secrets.randbits(32)
 
     @property
     def _room(self) -> int:
