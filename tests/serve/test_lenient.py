@@ -96,7 +96,9 @@ def test_fields_without_an_equivalent_are_ignored_with_a_warning_unless_strict(f
 @pytest.mark.parametrize(
     ("endpoint", "body"),
     [
-        ("chat", {"functions": [{"name": "f"}]}),
+        ("completions", {"functions": [{"name": "f"}]}),
+        ("chat", {"functions": [{"name": "f"}], "tools": [WEATHER]}),
+        ("chat", {"function_call": {"name": "f"}}),
         ("chat", {"best_of": 2}),
         ("chat", {"modalities": ["text", "audio"]}),
         ("chat", {"guided_json": "{"}),
@@ -162,6 +164,29 @@ def test_constraints_of_vllm_are_ours(frontends, endpoint, name, value, expected
     for strict in (False, True):
         found = prepared(frontends, {name: value}, strict, endpoint)
         assert json.loads(found.constraint.source) == expected and found.warnings == []
+
+
+def test_functions_are_tools(frontends):
+    tools = {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "weather"}}}
+    functions = {"functions": [WEATHER["function"]], "function_call": {"name": "weather"}}
+    expected = prepared(frontends, {**tools, "parallel_tool_calls": False, "seed": 1})
+    found = prepared(frontends, functions | {"seed": 1})
+    assert json.loads(found.constraint.source) == json.loads(expected.constraint.source)
+    assert found.jobs == expected.jobs and found.echo == {"functions": True}
+
+
+def test_a_conversation_about_functions_is_one_about_tools(frontends):
+    call = {"name": "weather", "arguments": "{}"}
+    new = [
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": call}]},
+        {"role": "tool", "tool_call_id": "a", "content": "sunny"},
+    ]
+    former = [
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "weather", "content": "sunny"},
+    ]
+    both = [prepared(frontends, {"messages": [*HELLO, *messages], "seed": 1}) for messages in (new, former)]
+    assert both[0].jobs == both[1].jobs
 
 
 def test_the_work_for_unknown_fields_is_bounded_by_their_number():
@@ -347,6 +372,18 @@ def test_parallel_tool_calls_false_keeps_the_first_call_streamed_or_not(server):
         deltas = [choice["delta"] for event in server.events(CHAT, chat) for choice in event["choices"]]
         streamed = [json.loads(c["function"]["arguments"])["city"] for d in deltas for c in d.get("tool_calls", [])]
         assert found == streamed == cities
+
+
+def test_an_answer_to_functions_has_function_call_streamed_or_not(server):
+    asked = {"functions": [WEATHER["function"]], "function_call": {"name": "weather"}, "max_tokens": 48}
+    choice = post(server, CHAT, **asked).json()["choices"][0]
+    call = choice["message"]["function_call"]
+    assert (choice["finish_reason"], call["name"]) == ("function_call", "weather")
+    assert "tool_calls" not in choice["message"]
+    chat = {"messages": HELLO, "seed": 1, "diffusion": QUICK} | asked
+    choices = [choice for event in server.events(CHAT, chat) for choice in event["choices"]]
+    calls = [choice["delta"]["function_call"] for choice in choices if "function_call" in choice["delta"]]
+    assert calls == [call] and choices[-1]["finish_reason"] == "function_call"
 
 
 # --- startup ----------------------------------------------------------------------------------------------------------

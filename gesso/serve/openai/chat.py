@@ -26,7 +26,9 @@ def answer(model: ServedModel, request: PreparedRequest, generation: Generation)
         message: dict[str, Any] = {"role": "assistant", "content": read.text or None, "refusal": None}
         if read.thinking:
             message["reasoning_content"] = read.thinking
-        if read.tool_calls:
+        if read.tool_calls and request.echo["functions"]:
+            message["function_call"] = _function(read.tool_calls[0])
+        elif read.tool_calls:
             message["tool_calls"] = [_tool_call(call) for call in read.tool_calls]
         else:
             message["content"] = read.text
@@ -37,7 +39,7 @@ def answer(model: ServedModel, request: PreparedRequest, generation: Generation)
                 "index": index,
                 "message": message,
                 "logprobs": chat_logprobs(model.tokenizer, job, ended) if request.logprobs else None,
-                "finish_reason": _finish_reason(ended, read.tool_calls),
+                "finish_reason": _finish_reason(request, ended, read.tool_calls),
                 "seed": ended.seed,
             }
         )
@@ -59,7 +61,9 @@ def stream(model: ServedModel, request: PreparedRequest, generation: Generation)
         if delta.thinking:
             fields["reasoning_content"] = delta.thinking
         first = calls_sent[index]
-        if delta.calls:
+        if delta.calls and request.echo["functions"]:
+            fields["function_call"] = _function(delta.calls[0])
+        elif delta.calls:
             fields["tool_calls"] = [{"index": i, **_tool_call(c)} for i, c in enumerate(delta.calls, first)]
             calls_sent[index] += len(delta.calls)
         return fields
@@ -70,7 +74,7 @@ def stream(model: ServedModel, request: PreparedRequest, generation: Generation)
         if ended:
             read = answers[job.index].final
             malformed = {"malformed_tool_calls": list(read.malformed)} if read.malformed else {}
-            reason = _finish_reason(ended, read.tool_calls)
+            reason = _finish_reason(request, ended, read.tool_calls)
             found.append(choice(job.index, malformed, finish_reason=reason, seed=ended.seed))
         return found
 
@@ -84,14 +88,15 @@ def stream(model: ServedModel, request: PreparedRequest, generation: Generation)
     )
 
 
-def _finish_reason(ended: Ended, calls: Sequence[ToolCall]) -> str:
-    return "tool_calls" if calls and ended.finish_reason == "stop" else ended.finish_reason
+def _finish_reason(request: PreparedRequest, ended: Ended, calls: Sequence[ToolCall]) -> str:
+    if not calls or ended.finish_reason != "stop":
+        return ended.finish_reason
+    return "function_call" if request.echo["functions"] else "tool_calls"
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    return {
-        "id": f"call_{uuid.uuid4().hex[:24]}",
-        "type": "function",
-        "function": {"name": call.name, "arguments": arguments},
-    }
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": _function(call)}
+
+
+def _function(call: ToolCall) -> dict[str, str]:
+    return {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}

@@ -57,6 +57,12 @@ class ChatFields(Choices):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Objects | None = None
     tool_choice: Literal["auto", "none", "required"] | ChosenTool = "auto"
+    functions: Objects | None = Field(
+        default=None, description="The former name of tools. An answer with a call then has function_call."
+    )
+    function_call: Literal["auto", "none"] | ChosenFunction | None = Field(
+        default=None, description="The former name of tool_choice."
+    )
     parallel_tool_calls: bool | None = Field(default=None, description="With false, an answer has at most one call.")
     response_format: FormatFields = FormatFields()
     continue_final_message: bool = Field(
@@ -66,6 +72,24 @@ class ChatFields(Choices):
     thinking: bool | None = Field(default=None, description="Think before the answer, like any effort above minimal.")
     schema_in_prompt: bool = SCHEMA_IN_PROMPT
     schema_options: SchemaOptionFields | None = Field(default=None, description="With a JSON schema as the format.")
+
+    @model_validator(mode="after")
+    def _translate_functions(self) -> Self:
+        """Turn functions into tools, and the messages about their calls into those about calls of tools."""
+        self.messages = [_without_function_calls(message) for message in self.messages]
+        if not self.functions:
+            if isinstance(self.function_call, ChosenFunction):
+                raise ValueError("function_call names a function; give it in functions")
+            return self
+        if self.tools is not None:
+            raise ValueError("functions and tools were given; leave functions out, their former name")
+        self.tools = [{"type": "function", "function": function} for function in self.functions]
+        self.parallel_tool_calls = False  # an answer has room for one function_call
+        if isinstance(self.function_call, ChosenFunction):
+            self.tool_choice = ChosenTool(function=self.function_call)
+        elif self.function_call is not None:
+            self.tool_choice = self.function_call
+        return self
 
     @model_validator(mode="after")
     def _check_continued(self) -> Self:
@@ -121,3 +145,13 @@ def whole_constraint(
 
 def thinks(effort: str | None) -> bool:
     return effort not in (None, "none", "minimal")
+
+
+def _without_function_calls(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message in which function_call is a call of a tool, and a function's result that of a tool."""
+    if message.get("role") == "function":
+        return {**message, "role": "tool"}
+    if not isinstance(call := message.get("function_call"), dict):
+        return message
+    rest = {name: value for name, value in message.items() if name != "function_call"}
+    return {**rest, "tool_calls": [{"type": "function", "function": call}]}

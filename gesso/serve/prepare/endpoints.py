@@ -157,7 +157,7 @@ def detokenize(task: Task, body: bytes, frontends: Frontends) -> Outcome:
 
 def chat(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     fields, warnings = parse_leniently(ChatFields, body, frontends)
-    return _chat(task, fields, frontends, warnings)
+    return _chat(task, fields, frontends, warnings, {"functions": bool(fields.functions)})
 
 
 def _chat(
