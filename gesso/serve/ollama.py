@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from gesso.chat.answer import Answer
+from gesso.errors import InputError
 from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import (
@@ -94,13 +95,47 @@ class OllamaMessage(LenientFields):
     content: str = ""
     images: Images = []
     tool_calls: Objects = []
-    tool_name: str | None = None
+    tool_name: str | None = Field(default=None, description="Of a result. Without it, results follow their calls.")
     name: str | None = Field(default=None, description="An older form of tool_name.")
+    tool_call_id: str | None = Field(default=None, description="The id of the call, or the name of its tool.")
 
     def chat_message(self, where: str) -> dict[str, Any]:
         content = _content(self.images, self.content, f"{where}.images")
-        found = {"role": self.role, "content": content, "tool_calls": self.tool_calls}
-        return found | {"name": self.tool_name or self.name}
+        name = self.tool_name or self.name
+        return {"role": self.role, "content": content, "tool_calls": self.tool_calls, "name": name}
+
+
+class UnansweredCalls:
+    """The tool calls of a conversation that have no result yet, in their order.
+
+    Ollama's own clients send a result without a name or an id: LangChain's and LlamaIndex's results arrive like this.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Any, str]] = []  # id, if the client sent one, and the tool's name
+
+    def add(self, calls: list[dict[str, Any]]) -> None:
+        for call in calls:
+            function = call.get("function")
+            if isinstance(function, dict) and isinstance(function.get("name"), str):
+                self._calls.append((call.get("id"), function["name"]))
+
+    def answer(self, result: OllamaMessage) -> str | None:
+        """Return the name of the tool whose result this is, and take its call off the list."""
+        name = result.tool_name or result.name
+        reference = result.tool_call_id
+        by_id = [call for call in self._calls if reference is not None and call[0] == reference]
+        by_name = [call for call in self._calls if call[1] in (name, reference)]
+        in_order = self._calls if name is None and not self._belongs_to_another(reference) else []
+        call = next(iter(by_id or by_name or in_order), None)
+        if call is None:
+            return name
+        self._calls.remove(call)
+        return name or call[1]
+
+    def _belongs_to_another(self, reference: str | None) -> bool:
+        """Return whether a result names a call that is not among these, all of which have an id."""
+        return reference is not None and all(call_id is not None for call_id, _ in self._calls)
 
 
 class OllamaChatFields(OllamaFields):
@@ -111,7 +146,17 @@ class OllamaChatFields(OllamaFields):
 
     def translated(self) -> ChatFields | None:
         """Return the request as a chat, or None if it only loads the model."""
-        messages = [message.chat_message(f"messages[{index}]") for index, message in enumerate(self.messages)]
+        unanswered = UnansweredCalls()
+        messages: list[dict[str, Any]] = []
+        for index, sent in enumerate(self.messages):
+            where = f"messages[{index}]"
+            message = sent.chat_message(where)
+            if sent.role == "tool":
+                message["name"] = unanswered.answer(sent)
+                if message["name"] is None:
+                    raise InputError(f"{where}.tool_name: no earlier call is left for this result; name its tool")
+            unanswered.add(sent.tool_calls)
+            messages.append(message)
         return self.chat(messages, self.tools) if messages else None
 
 

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from gesso.chat.messages import check_messages
+from gesso.errors import InputError
 from gesso.serve import ollama
 from gesso.serve.errors import ApiError
 from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields
@@ -227,6 +229,43 @@ def test_a_tool_result_has_the_name_of_its_tool():
     for name in ("tool_name", "name"):
         (message,) = chat_of(messages=[{"role": "tool", "content": "sunny", name: "weather"}]).messages
         assert (message["role"], message["name"], message["content"]) == ("tool", "weather", "sunny")
+
+
+def called(*names, ids=()):
+    calls = [{"function": {"name": name, "arguments": {}}} for name in names]
+    calls = [call | {"id": id} for call, id in zip(calls, ids, strict=True)] if ids else calls
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+@pytest.mark.parametrize(
+    ("call", "results", "names"),
+    [
+        (called("weather"), [{}], ["weather"]),  # langchain-ollama: the client drops the id
+        (called("weather", "time", "weather"), [{}, {}, {}], ["weather", "time", "weather"]),
+        (called("weather", ids=["a"]), [{"tool_call_id": "a", "id": "x"}], ["weather"]),  # LangChain.js
+        (called("weather", "time", ids=["a", "b"]), [{"tool_call_id": "b"}, {}], ["time", "weather"]),
+        (called("weather", "time"), [{"tool_call_id": "time"}, {"tool_call_id": "weather"}], ["time", "weather"]),
+        (called("weather", "time"), [{"tool_call_id": "made up"}, {"tool_name": "time"}], ["weather", "time"]),
+        (called("weather", "time"), [{"tool_name": "time"}, {}], ["time", "weather"]),  # LlamaIndex
+    ],
+)
+def test_a_tool_result_without_a_name_belongs_to_its_call(call, results, names):
+    messages = [*HELLO, call, *({"role": "tool", "content": "4", **result} for result in results)]
+    read = check_messages(chat_of(messages=messages).messages)
+    assert [message["name"] for message in read[2:]] == names
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "tool", "content": "4"}],
+        [called("weather", ids=["a"]), {"role": "tool", "content": "4", "tool_call_id": "b"}],
+        [called("weather"), {"role": "tool", "content": "4"}, {"role": "tool", "content": "5"}],
+    ],
+)
+def test_a_tool_result_without_a_call_is_rejected(messages):
+    with pytest.raises(InputError, match=rf"messages\[{len(messages) - 1}\].tool_name: no earlier call is left"):
+        chat_of(messages=messages)
 
 
 def test_a_prompt_is_a_chat_and_a_raw_prompt_a_completion():
