@@ -139,6 +139,19 @@ def test_only_configured_cors_origins_are_allowed(guarded):
         assert ("access-control-allow-origin" in answer.headers) == allowed
 
 
+def test_an_allowed_origin_may_send_any_header(guarded):
+    """The official clients in a browser send headers of their own, and a rejected preflight breaks each of them."""
+    headers = (
+        "anthropic-beta,anthropic-dangerous-direct-browser-access,openai-organization,x-requested-with,x-stainless-os"
+    )
+    for origin, status in (("https://page.example", 200), ("https://evil.example", 400)):
+        asked = {"access-control-request-method": "POST", "access-control-request-headers": headers}
+        answer = guarded.http.options(CHAT, headers=asked | {"origin": origin})
+        assert answer.status_code == status
+        assert ("access-control-allow-origin" in answer.headers) == (status == 200)
+    assert set(headers.split(",")) <= set(answer.headers["access-control-allow-headers"].split(","))
+
+
 def test_an_adapter_is_served_under_its_own_name(guarded, served_model):
     names = [item["id"] for item in guarded.http.get("/v1/models", headers=ALICE).json()["data"]]
     assert names == ["tiny", "odd"]

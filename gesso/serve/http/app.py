@@ -75,7 +75,9 @@ def create_app(settings: ServerSettings, board: Board | None = None) -> FastAPI:
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "x-api-key", "anthropic-version", "content-type", "x-request-id"],
+            # Official clients send twenty headers of their own, and more with each version. None has an effect here
+            # but the key, and only pages of the allowed origins may send them.
+            allow_headers=["*"],
         )
     paths = frozenset(str(getattr(route, "path", "")) for route in app.routes)
     app.add_middleware(RequestGuard, settings=settings, metrics=metrics, paths=paths)

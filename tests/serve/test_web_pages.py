@@ -1,0 +1,132 @@
+"""Pages in a real browser: those of other origins reach nothing, and those of an allowed origin reach the API."""
+
+import contextlib
+import json
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tests.serving import serving
+from tests.studio import visiting
+
+pytestmark = pytest.mark.browser
+pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+
+STAINLESS = ("lang", "package-version", "os", "arch", "runtime", "runtime-version", "retry-count", "timeout", "helper")
+HEADERS = {
+    "Authorization": "Bearer none",
+    "x-api-key": "none",
+    "anthropic-version": "2023-06-01",
+    "anthropic-beta": "structured-outputs",
+    "anthropic-dangerous-direct-browser-access": "true",
+    "openai-organization": "o",
+    "openai-project": "p",
+    "x-requested-with": "fetch",
+    **{f"x-stainless-{name}": "1" for name in STAINLESS},
+}
+CALL = """async ([url, headers, body]) => {
+  const answer = await fetch(url, {method: "POST", headers: {...headers, "Content-Type": "application/json"}, body});
+  return [answer.status, await answer.json()];
+}"""
+# Every way in which a page can send a body to another origin without asking. A Blob has no type unless it is given.
+ATTACKS = """async ([base, paths, body]) => {
+  const types = ["", "application/x-www-form-urlencoded", "text/plain", "multipart/form-data"];
+  const post = (url, options) => fetch(url, {method: "POST", ...options}).catch(() => {});
+  const framed = (attributes, html) => new Promise((resolve) => {
+    const frame = Object.assign(document.createElement("iframe"), {srcdoc: html, onload: () => setTimeout(resolve, 50)});
+    for (const [name, value] of Object.entries(attributes)) frame.setAttribute(name, value);
+    document.body.append(frame);
+  });
+  for (const path of paths) {
+    const url = base + path;
+    for (const type of types) {
+      const blob = new Blob([body], {type});
+      for (const mode of ["no-cors", "cors"])
+        for (const referrerPolicy of ["no-referrer", "unsafe-url"])
+          await post(url, {mode, body: blob, referrerPolicy});
+      navigator.sendBeacon(url, blob);
+    }
+    await post(url, {mode: "no-cors", body: new URLSearchParams([[body, ""]])});
+    await post(url, {body, headers: {"Content-Type": "application/json"}});
+    await post(url, {body, headers: {"User-Agent": "curl/8"}});
+    for (const enctype of ["application/x-www-form-urlencoded", "text/plain"]) {
+      const html = `<meta name="referrer" content="no-referrer"><form method="post" enctype="${enctype}"
+        action="${url}"><input name='{"stream": false, "a' value='": 1}'></form><script>document.forms[0].submit()</script>`;
+      await framed({}, html);
+      await framed({sandbox: "allow-scripts allow-forms"}, html);
+    }
+  }
+}"""
+
+
+class Page(BaseHTTPRequestHandler):
+    """An empty page of another origin."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><title>page</title><body>")
+
+    def log_message(self, *arguments):
+        pass
+
+
+@contextlib.contextmanager
+def page_server():
+    """Serve the page, and yield its port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def port():
+    with page_server() as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def server(served_model, port, tmp_path_factory):
+    """A server that allows the page at 127.0.0.1. The same page at localhost is another site."""
+    log = tmp_path_factory.mktemp("log") / "log"
+    arguments = ("--model", str(served_model), "--name", "tiny", "--cors-origin", f"http://127.0.0.1:{port}")
+    with serving(log, *arguments) as running:
+        running.wait_ready()
+        yield running
+
+
+def test_a_page_of_an_allowed_origin_may_send_the_headers_of_official_clients(browser, server, port):
+    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4})
+    with visiting(browser, f"http://127.0.0.1:{port}", may_complain=True) as page:
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            status, answer = page.evaluate(CALL, [server.url + path, HEADERS, body])
+            assert status == 200, answer
+
+
+def requests(server):
+    """Return the log lines of the requests that have ended."""
+    lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == "request"]
+
+
+def test_no_page_of_another_origin_reaches_an_endpoint(browser, server, port):
+    described = server.http.get("/openapi.json").json()["paths"]
+    paths = [path for path, methods in described.items() if "post" in methods]
+    assert {"/api/chat", "/api/generate", "/v1/chat/completions"} <= set(paths)
+    before = len(requests(server))
+    with visiting(browser, f"http://localhost:{port}", may_complain=True) as page:
+        page.evaluate(ATTACKS, [server.url, paths, '{"stream": false}'])
+    sent = [line for line in requests(server)[before:] if line["method"] != "GET"]
+    posted = Counter(line["path"] for line in sent if line["method"] == "POST")
+    assert min(posted[path] for path in paths) >= 20
+    for line in sent:
+        stopped = line["method"] == "OPTIONS" or line.get("code") == "adapters_disabled"
+        assert 400 <= line["status"] < 500, line
+        assert stopped or line["reason"].startswith("send the body as JSON"), line
