@@ -35,7 +35,8 @@ ATTACKS = """async ([base, paths, body]) => {
   const types = ["", "application/x-www-form-urlencoded", "text/plain", "multipart/form-data"];
   const post = (url, options) => fetch(url, {method: "POST", ...options}).catch(() => {});
   const framed = (attributes, html) => new Promise((resolve) => {
-    const frame = Object.assign(document.createElement("iframe"), {srcdoc: html, onload: () => setTimeout(resolve, 50)});
+    const onload = () => setTimeout(resolve, 50);
+    const frame = Object.assign(document.createElement("iframe"), {srcdoc: html, onload});
     for (const [name, value] of Object.entries(attributes)) frame.setAttribute(name, value);
     document.body.append(frame);
   });
@@ -53,7 +54,8 @@ ATTACKS = """async ([base, paths, body]) => {
     await post(url, {body, headers: {"User-Agent": "curl/8"}});
     for (const enctype of ["application/x-www-form-urlencoded", "text/plain"]) {
       const html = `<meta name="referrer" content="no-referrer"><form method="post" enctype="${enctype}"
-        action="${url}"><input name='{"stream": false, "a' value='": 1}'></form><script>document.forms[0].submit()</script>`;
+        action="${url}"><input name='{"stream": false, "a' value='": 1}'></form>
+        <script>document.forms[0].submit()</script>`;
       await framed({}, html);
       await framed({sandbox: "allow-scripts allow-forms"}, html);
     }
