@@ -262,6 +262,7 @@ def _add_operation_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> 
 
     def describe(name: str) -> dict[str, Any]:
         served = models.of(name)
+        name = served.frontend.served_name(name) or name
         parent = {"parent": served.frontend.name} if name != served.frontend.name else {}
         return {
             "id": name,

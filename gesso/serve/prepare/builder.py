@@ -90,7 +90,7 @@ class Builder(Generic[F]):
         """Return the encoded request with these jobs. All of them have the same images."""
         return PreparedRequest(
             served=self.frontend.name,
-            model=self.fields.model or self.frontend.name,
+            model=self.adapter or self.frontend.name,
             adapter=self.adapter,
             stream=stream,
             user=self.fields.user,

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any
 
+from gesso.bundled import BASE, DIRECTORIES, SOLVER
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.source import locate
@@ -32,6 +33,19 @@ class ModelFrontend:
         return [self.name, *self.adapters]
 
     @property
+    def bundled_name(self) -> str | None:
+        """The name of the bundled model that is served, under whatever name."""
+        model = self.settings.engine.model
+        if model is None:
+            return BASE
+        return model if model in DIRECTORIES else None
+
+    @property
+    def chats(self) -> bool:
+        """Whether the model is made for conversations: gesso-sudoku only solves Sudokus."""
+        return self.bundled_name != SOLVER
+
+    @property
     def longest(self) -> int:
         """The longest context that a server may choose."""
         longest = self.config.max_position_embeddings
@@ -44,9 +58,22 @@ class ModelFrontend:
         same = marks == (config.image_token_id, config.boi_token_id, config.eoi_token_id)
         return self.settings.images and config.has_image_tokens and same
 
+    def served_name(self, model: str) -> str | None:
+        """Return the name of the model or adapter that a request means by `model`, or None if it is not served here.
+
+        Ollama's clients add the tag `:latest`. A bundled model also has its own name.
+        """
+        for name in (model, model.removesuffix(":latest")):
+            if name in self.models:
+                return name
+            if name == self.bundled_name:
+                return self.name
+        return None
+
     def adapter(self, model: str | None) -> str | None:
-        """Return the adapter with this model name, or None for the base model."""
-        return None if model is None or model == self.name else model
+        """Return the adapter that a request names, or None for the base model."""
+        name = None if model is None else self.served_name(model)
+        return None if name == self.name else name
 
     def check_size(self, characters: int, context: int, field: str) -> None:
         """Reject the text of a field that cannot fit the context by its length, without tokenizing it."""
@@ -66,7 +93,7 @@ def frontend_of(frontends: Sequence[ModelFrontend], model: str | None) -> ModelF
     if model is None:
         return frontends[0]
     for frontend in frontends:
-        if model in frontend.models:
+        if frontend.served_name(model) is not None:
             return frontend
     known = ", ".join(name for frontend in frontends for name in frontend.models)
     raise ApiError(404, f"there is no model {model[:100]!r}; available: {known}", param="model", code="model_not_found")
