@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gesso.chat.answer import Answer
 from gesso.errors import InputError
@@ -47,26 +48,40 @@ def error_body(error: ApiError) -> dict[str, Any]:
 Images = Annotated[
     list[str], Field(fail_fast=True, description="Image files in base64. The model sees them before the text.")
 ]
-ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
+LOAD, UNLOAD = "load", "unload"  # why a request without a prompt ends
+UNLIMITED = 2**31  # tokens; lowered to what fits the context
+_NO_TIME = re.compile(r"0+(\.0+)?(ns|us|µs|ms|s|m|h)?")
 
 
 class OptionFields(DrawFields, LenientFields):  # type: ignore[valid-type, misc]
     """Options of the generation. Others that Ollama has, such as num_ctx, are ignored."""
 
-    num_predict: int | None = Field(default=None, description="Most tokens of the answer. Below 1: no limit.")
+    num_predict: int | None = Field(default=None, description="Most tokens of the answer. Below 1: all that fit.")
     seed: Annotated[int, Field(lt=2**64)] | None = Field(default=None, description="Below 0: a random seed.")
     temperature: Temperature = 1.0
     stop: Stop = []
     diffusion: DiffusionFields = DiffusionFields()
 
+    @property
+    def most_tokens(self) -> int | None:
+        """The limit on the answer, or None for the checkpoint's."""
+        if self.num_predict is None:
+            return None
+        return self.num_predict if self.num_predict > 0 else UNLIMITED
+
 
 class OllamaFields(Fields):
-    model: ModelName | None = None
+    model: str | None = None
     stream: bool = True
     format: Literal["", "json"] | dict[str, Any] = Field(default="", description='"json", or a JSON schema.')
     options: OptionFields = OptionFields()
     think: bool | Literal["low", "medium", "high"] = False
-    keep_alive: Ignored = None
+    keep_alive: Any = Field(default=None, description="The engine stays loaded. 0 without a prompt gives `unload`.")
+
+    @property
+    def reason_without_prompt(self) -> str:
+        """How the answer ends if the request has no prompt."""
+        return UNLOAD if _NO_TIME.fullmatch(str(self.keep_alive)) else LOAD
 
     def common(self) -> dict[str, Any]:
         """Return the fields that chats and completions share."""
@@ -74,7 +89,7 @@ class OllamaFields(Fields):
         return {
             "model": self.model,
             "stream": self.stream,
-            "max_tokens": options.num_predict if (options.num_predict or 0) > 0 else None,
+            "max_tokens": options.most_tokens,
             "seed": options.seed if (options.seed or 0) >= 0 else None,
             "temperature": options.temperature,
             "stop": options.stop,
@@ -168,8 +183,18 @@ class OllamaGenerateFields(OllamaFields):
     system: str = ""
     raw: bool = Field(default=False, description="Continue the prompt as it is, without the chat template.")
     images: Images = []
-    template: Literal[""] = ""
+    template: str = ""
     context: Ignored = None
+
+    @field_validator("template")
+    @classmethod
+    def _check_template(cls, template: str) -> str:
+        if template:
+            message = (
+                "prompts have the checkpoint's own chat template; leave it out, or send a finished prompt with raw"
+            )
+            raise ValueError(message)
+        return template
 
     @model_validator(mode="after")
     def _check_plain(self) -> Self:
@@ -182,7 +207,11 @@ class OllamaGenerateFields(OllamaFields):
     def translated(self) -> ChatFields | CompletionFields | None:
         """Return the request as a chat or a completion, or None if it only loads the model."""
         if self.raw or self.suffix:
-            return CompletionFields.model_validate({**self.common(), "prompt": self.prompt, "suffix": self.suffix})
+            texts = {"prompt": self.prompt, "suffix": self.suffix}
+            completion = CompletionFields.model_validate({**self.common(), **texts})
+            if self.suffix and completion.max_tokens == UNLIMITED:
+                completion.max_tokens = None  # the length of the text for a hole is chosen by its context
+            return completion
         system = [{"role": "system", "content": self.system}] if self.system else []
         if not self.prompt and not self.images:
             return None
@@ -198,7 +227,14 @@ def _content(images: list[str], text: str, where: str) -> str | list[dict[str, A
 class ShowFields(LenientFields):
     model_config = example({"model": "gesso"})
 
-    model: ModelName | None = None
+    model: str | None = None
+
+
+class PullFields(LenientFields):
+    model_config = example({"model": "gesso"})
+
+    model: str | None = None
+    name: str | None = Field(default=None, description="An older form of model.")
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -211,6 +247,7 @@ DETAILS = {
     "parameter_size": "",
     "quantization_level": "",
 }
+NEVER = "9999-12-31T23:59:59Z"  # when a model is unloaded
 
 
 def list_entry(name: str, since: float) -> dict[str, Any]:
@@ -221,15 +258,22 @@ def list_entry(name: str, since: float) -> dict[str, Any]:
     return entry | {"details": DETAILS}
 
 
-def description(context: int, sees: bool) -> dict[str, Any]:
-    """Return the answer of /api/show for a model with this context, which `sees` images or not."""
+def running_entry(name: str, context: int) -> dict[str, Any]:
+    """Return the entry of a model in /api/ps."""
+    entry = list_entry(name, 0)
+    del entry["modified_at"]
+    return entry | {"expires_at": NEVER, "size_vram": 0, "context_length": context}
+
+
+def description(context: int, capabilities: list[str]) -> dict[str, Any]:
+    """Return the answer of /api/show for a model with this context."""
     return {
         "modelfile": "",
         "parameters": "",
         "template": "",
         "details": DETAILS,
         "model_info": {"general.architecture": FAMILY, f"{FAMILY}.context_length": context},
-        "capabilities": ["completion", "insert", "tools", "thinking", *(["vision"] if sees else [])],
+        "capabilities": capabilities,
     }
 
 
@@ -239,7 +283,7 @@ def description(context: int, sees: bool) -> dict[str, Any]:
 def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
     answer = AnswerDeltas(model.tokenizer, chat=request.echo["template"], tools=request.tools)
     whole = answer.end(generation.ended[0]) if generation.jobs else Delta()
-    return {**_part(request, whole), **_end(generation, answer.final)}
+    return {**_part(request, whole), **_end(request, generation, answer.final)}
 
 
 async def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
@@ -248,7 +292,7 @@ async def stream(model: ServedModel, request: PreparedRequest, generation: Gener
         async with aclosing(generation.deltas(answer)) as deltas:
             async for delta in deltas:
                 yield _line({**_part(request, delta), "done": False})
-        yield _line({**_part(request, Delta()), **_end(generation, answer.final)})
+        yield _line({**_part(request, Delta()), **_end(request, generation, answer.final)})
     except ApiError as error:
         yield _line(error_body(error))
 
@@ -270,13 +314,13 @@ def _part(request: PreparedRequest, delta: Delta) -> dict[str, Any]:
     return {**head, "message": message}
 
 
-def _end(generation: Generation, read: Answer) -> dict[str, Any]:
+def _end(request: PreparedRequest, generation: Generation, read: Answer) -> dict[str, Any]:
     """Return the fields of the last part. Prompt and answer have one duration: a batch's passes run both.
 
     Ollama's API has neither the seed nor calls that cannot be read.
     """
     if not generation.jobs:
-        return {"done": True, "done_reason": "load"}
+        return {"done": True, "done_reason": request.echo["done_reason"]}
     ended, usage = generation.ended[0], generation.usage()
     nanoseconds = int(1e9 * (time.monotonic() - generation.jobs[0].created_at))
     return {

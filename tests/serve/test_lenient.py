@@ -344,7 +344,7 @@ def test_a_rejected_request_logs_its_field_and_reason_and_no_text(server):
     assert line["reason"].startswith("messages[0].role: expected one of")
     assert secret in refused.json()["error"]["message"] and secret not in server.log.read_text()
     unknown = server.http.get("/nowhere")
-    assert log_line(server, unknown)["reason"] == "Not Found"
+    assert log_line(server, unknown)["reason"] == "there is no endpoint"
 
 
 def test_continuous_usage_counts_up_to_the_usage_of_the_answer(server):

@@ -11,6 +11,10 @@ from gesso.errors import InputError
 from gesso.serve import ollama
 from gesso.serve.errors import ApiError
 from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields
+from gesso.serve.prepare import endpoints
+from gesso.serve.prepare.frontend import ModelFrontend
+from gesso.serve.prepare.request import PreparedRequest
+from gesso.serve.settings import EngineSettings, ServerSettings
 from tests.serving import server_fixture
 
 QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
@@ -135,6 +139,34 @@ def test_a_request_without_a_prompt_loads_the_model(server):
         assert lines(server, path)[-1]["done_reason"] == "load"
 
 
+@pytest.mark.parametrize("keep_alive", [0, 0.0, "0", "0s", "0m"])
+def test_keep_alive_0_without_a_prompt_unloads(keep_alive):
+    assert OllamaChatFields(keep_alive=keep_alive).reason_without_prompt == "unload"
+    assert OllamaChatFields(keep_alive="10m").reason_without_prompt == "load"
+
+
+def test_an_unloaded_model_still_answers(server):
+    for path in ("/api/chat", "/api/generate"):
+        assert ask(server, path, keep_alive=0)["done_reason"] == "unload"
+        assert lines(server, path, keep_alive=0)[-1]["done_reason"] == "unload"
+    assert ask(server, "/api/generate", prompt="Hello", keep_alive=0)["done_reason"] == "length"
+
+
+def test_running_and_pulled_models_are_those_that_are_served(server):
+    (entry,) = server.http.get("/api/ps").json()["models"]
+    assert (entry["model"], entry["context_length"]) == ("tiny:latest", 8192)
+    for name in ("tiny", "tiny:latest"):
+        assert server.http.post("/api/pull", json={"model": name}).json() == {"status": "success"}
+
+
+def test_curl_without_a_content_type_is_answered_and_a_browser_is_not(server):
+    body = json.dumps({"prompt": "Hello", "stream": False, "options": options(num_predict=2)})
+    for kind in ({}, {"content-type": "application/x-www-form-urlencoded"}):
+        assert server.http.post("/api/generate", content=body, headers=kind).status_code == 200
+        rejected = server.http.post("/api/generate", content=body, headers=kind | {"origin": "https://evil.example"})
+        assert rejected.status_code == 400 and "Content-Type" in rejected.json()["error"]
+
+
 def test_models_are_found_with_and_without_latest(server):
     (entry,) = server.http.get("/api/tags").json()["models"]
     assert entry["name"] == entry["model"] == "tiny:latest"
@@ -152,7 +184,15 @@ def test_models_are_found_with_and_without_latest(server):
 ERRORS = [
     ("/api/chat", {"model": "llama"}, 404, "there is no model 'llama'"),
     ("/api/show", {"model": "llama"}, 404, "there is no model 'llama'"),
-    ("/api/pull", {"model": "llama"}, 404, "Not Found"),
+    (
+        "/api/pull",
+        {"model": "llama"},
+        404,
+        "there is no model 'llama'; available: tiny; this server downloads no models",
+    ),
+    ("/api/create", {"model": "a", "from": "b"}, 404, "no endpoint 'POST /api/create'; there are: GET /api/ps; GET /"),
+    ("/api/tags", {}, 405, "this endpoint has no method 'POST'; use GET"),
+    ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, 400, "template: prompts have the checkpoint's own"),
     ("/api/chat", {"messages": HELLO, "nonsense": 1}, 400, "nonsense is not a supported field"),
     (
         "/api/chat",
@@ -171,7 +211,6 @@ ERRORS = [
     ),
     ("/api/generate", {"prompt": "a", "raw": True, "system": "b"}, 400, "system is not supported together with raw"),
     ("/api/generate", {"prompt": "a", "suffix": "b", "format": "json"}, 400, "together with suffix"),
-    ("/api/generate", {"prompt": "a", "template": "b"}, 400, "template"),
 ]
 
 
@@ -216,7 +255,26 @@ def test_options_become_fields_of_a_chat_and_others_are_ignored():
     found = chat_of(options={"num_predict": 5, "seed": 3, "temperature": 0.5, "stop": "x", "top_p": 0.9, "num_ctx": 9})
     assert (found.max_tokens, found.seed, found.temperature, found.stop, found.stream) == (5, 3, 0.5, ["x"], True)
     assert (found.top_p, found.top_k) == (0.9, None)
-    assert chat_of(options={"num_predict": -1, "seed": -1}) == chat_of(keep_alive="5m", format="", think=False)
+    assert chat_of(options={"seed": -1}) == chat_of(keep_alive="5m", format="", think=False)
+
+
+@pytest.mark.parametrize("most", [-1, -2, 0, 10**6])
+@pytest.mark.parametrize("fields", [{"messages": HELLO}, {"prompt": "Hello"}, {"prompt": "Hello", "raw": True}])
+def test_an_answer_without_a_limit_may_fill_the_context(tiny, fields, most):
+    settings = ServerSettings(engine=EngineSettings(model=str(tiny.directory)), name="tiny")
+    endpoint = "ollama_chat" if "messages" in fields else "ollama_generate"
+    task = {"endpoint": endpoint, "contexts": {"tiny": 256}, "sees": {"tiny": False}}
+    body = json.dumps({**fields, "options": {"num_predict": most}}).encode()
+    head, blob = endpoints.run(task, body, [ModelFrontend(settings)])
+    (job,) = PreparedRequest.decode(head, blob).jobs
+    assert job.prompt_tokens + job.max_new_tokens == 256
+
+
+def test_the_length_for_a_hole_is_chosen_unless_it_is_limited():
+    fields = {"prompt": "a", "suffix": "b"}
+    for most, limit in ((-1, None), (7, 7)):
+        body = fields | {"options": {"num_predict": most}}
+        assert OllamaGenerateFields.model_validate(body).translated().max_tokens == limit
 
 
 def test_think_and_format_become_those_of_a_chat():

@@ -36,7 +36,7 @@ from gesso.serve.http.studio_routes import add_studio
 from gesso.serve.leniency import warning_headers
 from gesso.serve.metrics import CONTENT_TYPE, Metrics
 from gesso.serve.models import Models, with_images
-from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, ShowFields
+from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, PullFields, ShowFields
 from gesso.serve.openai import chat, completions, decide, edits, responses
 from gesso.serve.openai.chat_fields import ChatFields
 from gesso.serve.openai.response_fields import ResponseFields
@@ -102,7 +102,8 @@ def _add_text_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> None:
             preparing = models.prepare_jobs(task, body, request.state.client)
             model, prepared, jobs = await cancel_on_disconnect(request.receive, preparing)
             request.state.body.hold(len(prepared.images) * len(jobs))
-            await models.wake(model)
+            if prepared.echo.get("done_reason") != ollama.UNLOAD:
+                await models.wake(model)
             check = models.check_of(prepared, request.state.client)
             attempts = 1 if prepared.stream else ATTEMPTS  # a stream has sent its text
             generation = Generation(model.supervisor, model.settings.limits, jobs, check, attempts)
@@ -235,6 +236,11 @@ def _add_token_endpoints(app: FastAPI, models: Models) -> None:
         """Describe one model, in the form of Ollama's API."""
         return await convert("show", request)
 
+    @_post(app, "/api/pull", "models", PullFields)
+    async def pull(request: Request) -> Response:
+        """Report that a served model is here, in the form of Ollama's API. Nothing is downloaded."""
+        return await convert("pull", request)
+
 
 def _add_operation_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> None:
     supervisor = models.main.supervisor
@@ -254,6 +260,12 @@ def _add_operation_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> 
     async def tags() -> dict[str, Any]:
         """List the models, in the form of Ollama's API."""
         return {"models": [ollama.list_entry(name, started) for name in models.names]}
+
+    @app.get("/api/ps", tags=["models"])
+    async def running_models() -> dict[str, Any]:
+        """List the models whose engines have been started, in the form of Ollama's API."""
+        running = [model for model in models.all if model.supervisor.started]
+        return {"models": [ollama.running_entry(model.frontend.name, model.context) for model in running]}
 
     @app.get("/api/version", tags=["operation"])
     async def version() -> dict[str, str]:

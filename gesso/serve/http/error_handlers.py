@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -25,20 +26,36 @@ def respond(error: ApiError, path: str) -> Response:
 
 
 async def handle(request: Request, error: Exception) -> Response:
-    answer = _api_error(error)
+    answer = _api_error(error, request)
     request.state.log.update(answer.log_fields)
     return respond(answer, request.url.path)
 
 
-def _api_error(error: Exception) -> ApiError:
+def _api_error(error: Exception, request: Request) -> ApiError:
     match error:
         case ApiError():
             return error
         case InputError():
             return from_input(error)
+        case HTTPException(status_code=404):
+            return _unknown_endpoint(request)
+        case HTTPException(status_code=405, headers={"Allow": methods}):
+            message = f"this endpoint has no method {request.method[:20]!r}; use {methods}"
+            return ApiError(405, message, code="method_not_allowed")
         case HTTPException():
             return ApiError(error.status_code, str(error.detail))
     return ApiError(500, "internal error; the server's log has the reason under this request id")
+
+
+def _unknown_endpoint(request: Request) -> ApiError:
+    """Return the error of a path that does not exist, with the endpoints of the same API."""
+    routes = [route for route in request.app.routes if isinstance(route, APIRoute) and route.include_in_schema]
+    endpoints = sorted(f"{', '.join(sorted(route.methods))} {route.path}" for route in routes)
+    first = f"/{request.url.path.split('/')[1]}/"
+    similar = [endpoint for endpoint in endpoints if f" {first}" in endpoint]
+    asked = f"{request.method[:20]} {request.url.path[:100]}"
+    message = f"there is no endpoint {asked!r}; there are: {'; '.join(similar or endpoints)}"
+    return ApiError(404, message, code="unknown_endpoint")
 
 
 def install(app: FastAPI) -> None:

@@ -20,7 +20,7 @@ from gesso.serve.deltas import AnswerDeltas
 from gesso.serve.errors import THREAD_UNSUPPORTED, ApiError, from_input, from_validation
 from gesso.serve.fields import Common, Fields
 from gesso.serve.leniency import warnings_of, warnings_of_schema, without_unsupported
-from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, ShowFields, description
+from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, PullFields, ShowFields, description
 from gesso.serve.openai.chat_fields import ChatFields
 from gesso.serve.openai.response_fields import ItemsQuery, ResponseFields
 from gesso.serve.openai.text_fields import CompletionFields, DecideFields, DetokenizeFields, EditFields, TokenizeFields
@@ -336,9 +336,13 @@ def ollama_generate(task: Task, body: bytes, frontends: Frontends) -> Outcome:
 
 def _ollama(task: Task, fields: OllamaChatFields | OllamaGenerateFields, frontends: Frontends) -> Outcome:
     translated = fields.translated()
-    echo = {"message": isinstance(fields, OllamaChatFields), "template": isinstance(translated, ChatFields)}
+    echo: dict[str, Any] = {
+        "message": isinstance(fields, OllamaChatFields),
+        "template": isinstance(translated, ChatFields),
+    }
     if translated is None:
         common = Common(model=fields.model, stream=fields.stream)
+        echo["done_reason"] = fields.reason_without_prompt
         return RequestBuilder(task, common, frontends).build([], echo=echo)
     _reject_drafts(translated)
     if isinstance(translated, ChatFields):
@@ -356,8 +360,22 @@ def unload_lora_adapter(task: Task, body: bytes, frontends: Frontends) -> Outcom
 
 def show(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     frontend = frontend_of(frontends, parse(ShowFields, body).model)
-    found = description(task["contexts"][frontend.name], sees=task["sees"][frontend.name])
-    return b"{}", json.dumps(found).encode()
+    capabilities = ["completion"]
+    if frontend.chats:
+        capabilities += ["insert", "thinking"]
+        capabilities += ["tools"] if frontend.guides.has_tags else []
+    capabilities += ["vision"] if task["sees"][frontend.name] else []
+    return b"{}", json.dumps(description(task["contexts"][frontend.name], capabilities)).encode()
+
+
+def pull(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    fields = parse(PullFields, body)
+    try:
+        frontend_of(frontends, fields.model or fields.name)
+    except ApiError as error:
+        error.message += "; this server downloads no models: start another with gesso serve --model NAME"
+        raise
+    return b"{}", b'{"status": "success"}\n'
 
 
 def _reject_drafts(fields: Common) -> None:
@@ -380,6 +398,7 @@ TASKS: dict[str, Callable[[Task, bytes, Frontends], Outcome]] = {
         ollama_chat,
         ollama_generate,
         show,
+        pull,
         load_lora_adapter,
         unload_lora_adapter,
         tokenize,
