@@ -21,7 +21,7 @@ def with_own_constraints(body: dict[str, Any]) -> dict[str, Any]:
             _add(translated, name, GUIDED[name], body[name])
         elif isinstance(body[name], dict):
             for kind, value in body[name].items():
-                _add(translated, f"structured_outputs.{kind}", kind, value)
+                _add(translated, f"structured_outputs.{kind[:80]}", kind, value)
         elif body[name] is not None:
             raise ApiError(400, "structured_outputs: expected an object", param=name, code="invalid_type")
     return translated
