@@ -44,6 +44,7 @@ OFF: dict[str, tuple[Any, ...]] = {
     "include": ([],),
 }
 Count = Annotated[int, Field(ge=1)]
+UNLIMITED = 2**31  # a limit of tokens that means: all that fit
 
 
 def without_minus_one(value: Any) -> Any:

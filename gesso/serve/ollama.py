@@ -17,6 +17,7 @@ from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import (
     DRAWS,
+    UNLIMITED,
     DiffusionFields,
     DrawFields,
     Fields,
@@ -49,7 +50,6 @@ Images = Annotated[
     list[str], Field(fail_fast=True, description="Image files in base64. The model sees them before the text.")
 ]
 LOAD, UNLOAD = "load", "unload"  # why a request without a prompt ends
-UNLIMITED = 2**31  # tokens; lowered to what fits the context
 _NO_TIME = re.compile(r"0+(\.0+)?(ns|us|µs|ms|s|m|h)?")
 
 

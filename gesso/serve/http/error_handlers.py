@@ -50,7 +50,7 @@ def _api_error(error: Exception, request: Request) -> ApiError:
 def _unknown_endpoint(request: Request) -> ApiError:
     """Return the error of a path that does not exist, with the endpoints of the same API."""
     routes = [route for route in request.app.routes if isinstance(route, APIRoute) and route.include_in_schema]
-    endpoints = sorted(f"{', '.join(sorted(route.methods))} {route.path}" for route in routes)
+    endpoints = sorted(f"{', '.join(sorted(route.methods or ()))} {route.path}" for route in routes)
     first = f"/{request.url.path.split('/')[1]}/"
     similar = [endpoint for endpoint in endpoints if f" {first}" in endpoint]
     asked = f"{request.method[:20]} {request.url.path[:100]}"

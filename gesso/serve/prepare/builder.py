@@ -11,7 +11,7 @@ from gesso.chat.prompt import Prompt
 from gesso.constraints.tools import chosen
 from gesso.engine.request import Request
 from gesso.serve.errors import ApiError
-from gesso.serve.fields import DRAWS, Common, DraftFields, ModelFields
+from gesso.serve.fields import DRAWS, UNLIMITED, Common, DraftFields, ModelFields
 from gesso.serve.packed_images import pack
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 from gesso.serve.prepare.images import ImageReader
@@ -167,7 +167,7 @@ class RequestBuilder(Builder[Common]):
         for index, prompt in enumerate(prompts):
             size = len(prompt.tokens)
             length = max(1, min(max_tokens or self.frontend.defaults.max_new_tokens, self._room - size))
-            if max_tokens is not None and length < max_tokens:
+            if max_tokens is not None and length < max_tokens < UNLIMITED:
                 warnings.append(self._lowered(length))
             request = self._checked_request(prompt, length, diffusion, stop, top_logprobs)
             options = {
