@@ -155,7 +155,7 @@ class RequestBuilder(Builder[Common]):
             raise ApiError(400, f"n: at most {self.limits.choices} choices in one request", param="n")
         seed = self._seed()
         diffusion, renames = self._diffusion_settings()
-        warnings = [*warnings, *renames]
+        all_warnings = [*warnings, *renames]
         jobs: list[PreparedJob] = []
         given = [image for prompt in prompts for image in prompt.images]
         shapes, images = pack(given)
@@ -168,7 +168,7 @@ class RequestBuilder(Builder[Common]):
             size = len(prompt.tokens)
             length = max(1, min(max_tokens or self.frontend.defaults.max_new_tokens, self._room - size))
             if max_tokens is not None and length < max_tokens < UNLIMITED:
-                warnings.append(self._lowered(length))
+                all_warnings.append(self._lowered(length))
             request = self._checked_request(prompt, length, diffusion, stop, top_logprobs)
             options = {
                 **diffusion,
@@ -207,7 +207,7 @@ class RequestBuilder(Builder[Common]):
             continuous_usage=continuous_usage,
             logprobs=top_logprobs is not None,
             one_call=one_call,
-            warnings=list(dict.fromkeys(warnings)),
+            warnings=list(dict.fromkeys(all_warnings)),
             echo=echo,
             tools=tools,
             constraint=constraint,
