@@ -24,7 +24,6 @@ REJECTED = frozenset(
         "messages", "prompt", "suffix", "input", "documents", "images", "audio", "modalities",
         "tools", "tool_choice", "functions", "function_call", "chat_template", "continue_final_message",
         # constraints
-        "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
         "json_schema", "format", "allowed_token_ids",
         # form of the answer
         "best_of", "echo", "prompt_logprobs",
