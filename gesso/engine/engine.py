@@ -17,7 +17,7 @@ from gesso.engine.canvases import first_canvas, next_canvas
 from gesso.engine.ending import commit, result
 from gesso.engine.events import Done, Draft, Event, Failed, Finish, Likely, Scored
 from gesso.engine.faults import check_finite, drop_frames, is_fatal
-from gesso.engine.final_text import Decode, would_be_empty
+from gesso.engine.final_text import Decode, final_tokens, would_be_empty
 from gesso.engine.prefix_files import PrefixFiles
 from gesso.engine.request import Request, Score
 from gesso.engine.runner import Encoded, Outcome, Runner
@@ -69,6 +69,7 @@ class Engine:
         self.ids = itertools.count()
         self.running: dict[int, Job] = {}  # all unfinished requests, including waiting ones
         self.cancelled: set[int] = set()
+        self.cut_short: set[int] = set()
         self.searches = Searches()
         self.prefixes: PrefixFiles | None = None  # prompts that were read before, for requests without an adapter
         self.on_read: Callable[[int, int], None] | None = None  # told how many tokens of how many have been read
@@ -82,6 +83,7 @@ class Engine:
         An error in a pass fails the request that causes it. It is raised only if the process has to be restarted.
         """
         self._finish_cancelled()
+        self._finish_cut_short()
         self._admit()
         if work := self.scheduler.plan([job for job in self.scheduler.running if not self.searches.holds(job.id)]):
             pass_error = None
@@ -123,6 +125,11 @@ class Engine:
         """End a request before the next pass. A request that has ended is ignored."""
         if request_id in self.running:
             self.cancelled.add(request_id)
+
+    def cut_short_at(self, request_id: int) -> None:
+        """End a request before the next pass with the text that is final by then, as if it had reached its length."""
+        if request_id in self.running:
+            self.cut_short.add(request_id)
 
     def store_prefixes(self, files: PrefixFiles) -> None:
         """Keep prompts in files, and read those that are there."""
@@ -170,6 +177,16 @@ class Engine:
                 self._remove(job, Scored(job.id, (), job.usage))
             else:
                 self._finish(job, "cancelled")
+
+    def _finish_cut_short(self) -> None:
+        while self.cut_short:
+            running = self.running[self.cut_short.pop()]
+            assert isinstance(running, Running), "only generated text is cut short"
+            tokens = final_tokens(running.request, running.canvas, running.tokens, self.decode)
+            if len(tokens) > len(running.tokens):
+                running.tokens = list(tokens)
+                running.shown = self.decode(tokens)
+            self._finish(running, "length")
 
     def _admit(self) -> None:
         while (row := self.scheduler.next_row(self.cache)) is not None:
@@ -381,5 +398,6 @@ class Engine:
         self.scheduler.remove(running)
         del self.running[running.id]
         self.cancelled.discard(running.id)
+        self.cut_short.discard(running.id)
         self.searches.drop(running.id)
         self.outbox.append(last)

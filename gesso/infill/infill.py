@@ -1,6 +1,7 @@
 """Fill a hole in a text. The text around it is copied from the caller's strings and never decoded from tokens."""
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -41,13 +42,18 @@ def infill(
     lengths: Sequence[int] | None,
     context: int | None,
     candidates: int = 1,
+    seconds: float | None = None,
     **options: Any,
 ) -> Plan[InfillResult]:
-    """Return a plan for the text between two texts; the arguments are those of `Gesso.infill`."""
+    """Return a plan for the text between two texts; the arguments are those of `Gesso.infill`.
+
+    After `seconds`, a search for the length of the hole begins no other round.
+    """
     shown = visible_hole(model.tokenizer, prefix, suffix, context)
     if not (prefix or suffix):
         raise InputError("prefix and suffix are empty: there is no text around the hole; use generate instead")
-    return (yield from fill(model, shown, method=method, lengths=lengths, candidates=candidates, **options))
+    how = {"method": method, "lengths": lengths, "candidates": candidates, "seconds": seconds}
+    return (yield from fill(model, shown, **how, **options))
 
 
 def infill_holes(infill: Callable[..., InfillResult], parts: Sequence[str], **options: Any) -> HolesResult:
@@ -71,6 +77,7 @@ def fill(
     method: str,
     lengths: Sequence[int] | None,
     candidates: int,
+    seconds: float | None = None,
     **options: Any,
 ) -> Plan[InfillResult]:
     """Fill a hole with a text that is valid under the JSON schema of the options, if they have one.
@@ -79,7 +86,7 @@ def fill(
     cut off is not checked.
     """
     schema = options.get("json_schema")
-    attempt = partial(_fill, model, shown, method=method, lengths=lengths, candidates=candidates)
+    attempt = partial(_fill, model, shown, method=method, lengths=lengths, candidates=candidates, seconds=seconds)
     if schema is None or options.get("stop"):
         return (yield from attempt(**options))
     first = secrets.randbits(32) if options.get("seed") is None else options["seed"]
@@ -100,12 +107,13 @@ def _fill(
     method: str,
     lengths: Sequence[int] | None,
     candidates: int,
+    seconds: float | None = None,
     **options: Any,
 ) -> Plan[InfillResult]:
     """Fill a hole by the method that suits the model and the text."""
     method = method_for(method, model.tokenizer, shown)
     if method == "pinned" and shown.after:
-        return (yield from _search(model, shown, lengths, candidates, **options))
+        return (yield from _search(model, shown, lengths, candidates, seconds, **options))
     if lengths is not None:
         raise InputError("lengths are for a hole with a pinned suffix; without one the model chooses the length")
     prompt = fill_prompt if method == "prompt" else plain_prompt
@@ -135,7 +143,12 @@ def _fill(
 
 
 def _search(
-    model: InfillModel, shown: Hole, given: Sequence[int] | None, candidates: int, **options: Any
+    model: InfillModel,
+    shown: Hole,
+    given: Sequence[int] | None,
+    candidates: int,
+    seconds: float | None,
+    **options: Any,
 ) -> Plan[InfillResult]:
     """Try holes of several lengths side by side, round by round, and return the likeliest text.
 
@@ -145,6 +158,7 @@ def _search(
     would outweigh an unlikely `after`. For the same reason all candidates pin and score the same part of `after`,
     although a canvas with a short hole has space for more.
     """
+    began = time.monotonic()
     most, constraint = options.pop("max_new_tokens", None), take_constraint(options)
     constrained = any(value is not None for value in constraint.values())
     prompt = plain_prompt(model.tokenizer, shown, shown.before)
@@ -195,7 +209,8 @@ def _search(
                 found[length], tokens[length] = candidate, filled.tokens[i]
         usages += [result.usage for result in filled.results]
         best = max(sorted(found), key=lambda length: found[length].log_likelihood)
-        trying = closer_lengths(sorted(tried), best) if given is None else []
+        is_late = seconds is not None and time.monotonic() - began >= seconds
+        trying = closer_lengths(sorted(tried), best) if given is None and not is_late else []
     return InfillResult(
         found[best].text,
         tokens[best],

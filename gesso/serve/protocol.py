@@ -41,6 +41,7 @@ class Submit:
     echo: tuple[int, int] | None = None  # score the prompt: number of top log-probabilities, and of tokens to add
     images: Sequence[Sequence[int]] = field(default_factory=list)  # shapes; the blob begins with the pixels
     attempt: int = 0  # at a valid answer; each has its own seed
+    seconds: float | None = None  # of writing, after which the text ends as soon as it has a whole line
 
     @property
     def planned(self) -> bool:

@@ -73,6 +73,7 @@ class Job:
     started: bool = False  # reported to the server
     settled: int = 0  # tokens reported
     constrained: bool = False
+    writing_since: float | None = None  # time of the first draft
 
 
 class Worker:
@@ -185,7 +186,10 @@ class Worker:
         if "span" in hole:
             hole = {**hole, "span": (hole["span"][0], hole["span"][1])}
             return (yield from edit(self.model, **hole, method="auto", context=None, **options))
-        return (yield from infill(self.model, **hole, method="auto", lengths=None, context=None, **options))
+        seconds = asked.seconds
+        return (
+            yield from infill(self.model, **hole, method="auto", lengths=None, context=None, seconds=seconds, **options)
+        )
 
     def images(self, asked: Submit, blob: bytes) -> tuple[tuple[Image, ...], bytes]:
         """Return the images of a request, and the rest of its blob."""
@@ -235,6 +239,8 @@ class Worker:
         self.start(job)
         match event:
             case Draft():
+                if asked.seconds is not None:
+                    self.end_in_time(job, event)
                 if asked.drafts and job.run is not None:
                     self.send(drafted(event, asked.id, job.run.ids.index(event.request_id)))
                 # With log-probabilities the text waits for them: they are those of the step that ends the canvas.
@@ -245,6 +251,25 @@ class Worker:
                 self.send_logprobs(asked.id, likely)
             case Done(result=result) if not planned:  # the plan has no more to do, so do not wait for the side thread
                 self.complete(job, result)
+
+    def end_in_time(self, job: Job, draft: Draft) -> None:
+        """End a text whose time is over, if its final part has a whole line.
+
+        A hole of a fixed length is not ended: the text after it is pinned in the same canvas.
+        """
+        now = time.monotonic()
+        if job.writing_since is None:
+            job.writing_since = now
+        limit = job.asked.seconds
+        if limit is None or now - job.writing_since < limit or draft.request.pins:
+            return
+        text = self.model.decode(draft.final_tokens)
+        if job.asked.hole is not None:
+            split_off = text[: 2 * self.model.healer.longest]
+            text = text[_overlap(job.asked.hole["prefix"], split_off) :]
+        lines, _, _ = text.rpartition("\n")
+        if lines.strip():
+            self.engine.cut_short_at(draft.request_id)
 
     def settle(self, job: Job, tokens: Sequence[int]) -> None:
         if len(tokens) > job.settled:
@@ -289,6 +314,15 @@ class Worker:
         job = self.jobs.pop(id, None)
         if job is not None and job.run is not None:
             self.driver.cancel(job.run)
+
+
+def _overlap(before: str, text: str) -> int:
+    """Return the most characters that are both the end of the text before a hole and the start of the new text.
+
+    The new text begins with the end of the text before it, as far as `Healer` has split that off.
+    """
+    longest = min(len(before), len(text))
+    return next((length for length in range(longest, 0, -1) if before.endswith(text[:length])), 0)
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ from gesso.serve.http import error_handlers
 from gesso.serve.http.adapter_routes import add_adapter_routes
 from gesso.serve.http.body import json_body
 from gesso.serve.http.disconnect import CLIENT_LEFT, ClientDisconnected, cancel_on_disconnect
+from gesso.serve.http.llama_cpp_routes import add_llama_cpp_routes
 from gesso.serve.http.middleware import RequestGuard, add_to_log
 from gesso.serve.http.openapi import document, install_schemas
 from gesso.serve.http.response_routes import add_stored_responses
@@ -170,6 +171,8 @@ def _add_text_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> None:
         """Answer or continue a text, or fill the hole before `suffix`, in the form of Ollama's API."""
         return await generate(ollama, request, "ollama_generate", LINES)
 
+    add_llama_cpp_routes(app, models, generate)
+
 
 def _warnings_field(prepared: PreparedRequest) -> dict[str, Any]:
     return {"warnings": prepared.warnings} if prepared.warnings else {}
@@ -213,7 +216,10 @@ def _add_token_endpoints(app: FastAPI, models: Models) -> None:
 
     @_post(app, "/tokenize", "tokens", TokenizeFields)
     async def tokenize(request: Request) -> Response:
-        """Return the tokens of a text, or of a conversation in the model's chat template."""
+        """Return the tokens of a text, or of a conversation in the model's chat template.
+
+        With `content` in place of `prompt`, fields and answer are those of llama.cpp's API.
+        """
         return await convert("tokenize", request)
 
     @app.get("/tokenizer_info", tags=["tokens"])
@@ -283,6 +289,7 @@ def _add_operation_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> 
             "owned_by": "gesso",
             "max_model_len": served.context,
             "vision": served.sees,
+            "meta": {"n_ctx_train": served.frontend.longest},  # by which llama.vscode recognizes llama.cpp's API
             **parent,
         }
 

@@ -135,6 +135,7 @@ class RequestBuilder(Builder[Common]):
         top_logprobs: int | None = None,
         constraint: ConstraintSource | None = None,
         hole: dict[str, Any] | None = None,
+        seconds: float | None = None,
         include_usage: bool = False,
         continuous_usage: bool = False,
         one_call: bool = False,
@@ -190,6 +191,7 @@ class RequestBuilder(Builder[Common]):
                     drafts=fields.diffusion.drafts is not False,
                     constraint=None if constraint is None else constraint.reference,
                     hole=hole,
+                    seconds=seconds,
                     images=shapes,
                 )
                 job = PreparedJob(

@@ -20,12 +20,13 @@ from gesso.serve.deltas import AnswerDeltas
 from gesso.serve.errors import THREAD_UNSUPPORTED, ApiError, from_input, from_validation
 from gesso.serve.fields import Common, Fields
 from gesso.serve.leniency import warnings_of, warnings_of_schema, without_unsupported
+from gesso.serve.llama_cpp import InfillFields, LlamaCppCompletionFields, LlamaCppTokenizeFields
 from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, PullFields, ShowFields, description
 from gesso.serve.openai.chat_fields import ChatFields
 from gesso.serve.openai.response_fields import ItemsQuery, ResponseFields
 from gesso.serve.openai.text_fields import CompletionFields, DecideFields, DetokenizeFields, EditFields, TokenizeFields
 from gesso.serve.openai.vllm_constraints import with_own_constraints
-from gesso.serve.prepare import scores
+from gesso.serve.prepare import llama_cpp, scores
 from gesso.serve.prepare.builder import Builder, RequestBuilder, checked_by, image_reader
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 from gesso.serve.prepare.images import NeedsRemoteImages
@@ -133,7 +134,10 @@ def check(task: Task, body: bytes, frontends: Frontends) -> Outcome:
 
 
 def tokenize(task: Task, body: bytes, frontends: Frontends) -> Outcome:
-    fields = parse(TokenizeFields, body)
+    data = read_json(body)
+    if isinstance(data, dict) and "content" in data:
+        return llama_cpp.tokenize(task, LlamaCppTokenizeFields.model_validate(data), frontends)
+    fields = TokenizeFields.model_validate(data)
     frontend = frontend_of(frontends, fields.model)
     context = task["contexts"][frontend.name]
     if fields.messages is not None:
@@ -152,7 +156,7 @@ def detokenize(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     fields = parse(DetokenizeFields, body)
     tokenizer = frontend_of(frontends, fields.model).tokenizer
     text = tokenizer.decode(fields.tokens, special=not fields.skip_special_tokens)
-    return b"{}", json.dumps({"prompt": text}).encode()
+    return b"{}", json.dumps({"prompt": text, "content": text}).encode()  # `content`: llama.cpp's name
 
 
 def chat(task: Task, body: bytes, frontends: Frontends) -> Outcome:
@@ -350,6 +354,18 @@ def _ollama(task: Task, fields: OllamaChatFields | OllamaGenerateFields, fronten
     return _completions(task, translated, frontends, echo=echo)
 
 
+def llama_cpp_infill(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    fields, warnings = parse_leniently(InfillFields, body, frontends)
+    _reject_drafts(fields)
+    return llama_cpp.infill(task, fields, warnings, frontends)
+
+
+def llama_cpp_completion(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    fields, warnings = parse_leniently(LlamaCppCompletionFields, body, frontends)
+    _reject_drafts(fields)
+    return llama_cpp.completion(task, fields, warnings, frontends)
+
+
 def load_lora_adapter(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     return b"{}", json.dumps(parse(LoadAdapterFields, body).model_dump()).encode()
 
@@ -397,6 +413,8 @@ TASKS: dict[str, Callable[[Task, bytes, Frontends], Outcome]] = {
         count_tokens,
         ollama_chat,
         ollama_generate,
+        llama_cpp_infill,
+        llama_cpp_completion,
         show,
         pull,
         load_lora_adapter,
