@@ -18,7 +18,6 @@ from examples.documents import patch
 from examples.documents.corpus import MOST_LINES
 from examples.documents.task import Documents, question
 from gesso.errors import GessoError, InputError
-from gesso.settings import WRITES
 
 KIND_OF = {".md": "markdown", ".markdown": "markdown", ".json": "json"}
 
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("-m", "--model", default="runs/documents/model")
-    parser.add_argument("--write", choices=WRITES, default="canvas", help="how to write the patch, for comparison")
+    parser.add_argument("--write", choices=("canvas", "tokens", "verified"), default="canvas", help="how to write the patch, for comparison")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--patch", action="store_true", help="print the patch")
     asked = parser.parse_args(arguments)

@@ -52,8 +52,11 @@ def infill(
     shown = visible_hole(model.tokenizer, prefix, suffix, context)
     if not (prefix or suffix):
         raise InputError("prefix and suffix are empty: there is no text around the hole; use generate instead")
-    how = {"method": method, "lengths": lengths, "candidates": candidates, "seconds": seconds}
-    return (yield from fill(model, shown, **how, **options))
+    return (
+        yield from fill(
+            model, shown, method=method, lengths=lengths, candidates=candidates, seconds=seconds, **options
+        )
+    )
 
 
 def infill_holes(infill: Callable[..., InfillResult], parts: Sequence[str], **options: Any) -> HolesResult:

@@ -1,4 +1,4 @@
-"""`gesso serve`: an HTTP server for the APIs of OpenAI, Anthropic and Ollama, and for the studio.
+"""`gesso serve`: an HTTP server for the APIs of OpenAI, Anthropic, Ollama and llama.cpp, and for the studio.
 
 Three kinds of processes share the work:
 
@@ -15,8 +15,9 @@ A request passes through these modules:
    fields (`fields`) and `prepare/builder` turns them into jobs. They return as a `prepare/request`.
 3. `generation` queues the jobs at the `supervisor`, which starts, watches and restarts the engine process and forwards
    jobs to it (`protocol`: the messages, `fair_queue`: the order, `jobs`: a job and its events).
-4. `openai/`, `anthropic` or `ollama` turns the events of the jobs into a JSON answer or a stream (`http/sse`). The last
-   two also translate the fields of their requests into those of a chat or a completion.
+4. `openai/`, `anthropic`, `ollama` or `llama_cpp` turns the events of the jobs into a JSON answer or a stream
+   (`http/sse`). `anthropic` and `ollama` also translate the fields of their requests into those of a chat or a
+   completion.
 
 `relay` forwards the output of all processes without waiting for its reader. `settings` has all limits, `auto` chooses
 precision, context and batch by the available memory, and `ray` runs replicas on a Ray cluster, which agree

@@ -18,7 +18,7 @@ from gesso.engine.scoring import Scoring
 from gesso.eval.python_infill import prompt as fill_prompt
 from gesso.eval.python_infill import source_files
 from gesso.infill.boundary import Healer, nearest_end, nearest_start
-from gesso.infill.infill import closer_lengths, first_lengths
+from gesso.infill.infill import closer_lengths, first_lengths, infill
 from tests.tiny import tokenizer_json
 
 BRIEF = {"steps": 2, "canvas_length": 24, "seed": 1}
@@ -180,6 +180,14 @@ def test_search_tries_every_length_around_its_best():
             assert not set(more) & set(tried)
             tried = sorted([*tried, *more])
         assert nearest in tried
+
+
+def test_search_whose_time_is_over_begins_no_other_round(tiny):
+    options = {"method": "pinned", "lengths": None, "context": None, "max_new_tokens": 12, **BRIEF}
+    whole = tiny.driver.run(infill(tiny, "abc ", " xyz", **options))
+    late = tiny.driver.run(infill(tiny, "abc ", " xyz", seconds=0.0, **options))
+    assert [candidate.length for candidate in late.candidates] == first_lengths(12)
+    assert len(whole.candidates) > len(late.candidates)
 
 
 def test_only_given_lengths_are_tried(tiny):
