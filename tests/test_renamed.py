@@ -94,19 +94,15 @@ def test_the_command_line_prints_one_note(main, tiny_directory, former, present)
     assert "is now" not in expected.err
 
 
-def test_serve_and_tune_take_their_former_options(main, monkeypatch, tiny_directory, tmp_path):
+def test_serve_takes_its_former_option(main, monkeypatch, tiny_directory):
     from gesso.serve import run
 
     started = []
     monkeypatch.setattr(run, "serve", lambda settings, *_, **__: started.append(settings))
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "a"}\n')
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         served = main("serve", str(tiny_directory), "--port", "0", "--decode", "tokens")
-        tuned = main("tune", str(rows), "--sampler", "verified", "--write", "-m", str(tmp_path))
     assert started[0].engine.write == "tokens" and "decode='tokens' is now write='tokens'" in served.err
-    assert tuned.code == 2 and "--sampler verified is now --way verified" in tuned.err
 
 
 def test_http_answers_with_a_warning(server):

@@ -44,7 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("-m", "--model", default="runs/documents/model")
-    parser.add_argument("--write", choices=("canvas", "tokens", "verified"), default="canvas", help="how to write the patch, for comparison")
+    parser.add_argument(
+        "--write",
+        choices=("canvas", "tokens", "verified"),
+        default="canvas",
+        help="how to write the patch, for comparison",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--patch", action="store_true", help="print the patch")
     asked = parser.parse_args(arguments)

@@ -53,9 +53,7 @@ def infill(
     if not (prefix or suffix):
         raise InputError("prefix and suffix are empty: there is no text around the hole; use generate instead")
     return (
-        yield from fill(
-            model, shown, method=method, lengths=lengths, candidates=candidates, seconds=seconds, **options
-        )
+        yield from fill(model, shown, method=method, lengths=lengths, candidates=candidates, seconds=seconds, **options)
     )
 
 
