@@ -167,7 +167,7 @@ def test_an_adapter_is_served_under_its_own_name(guarded, served_model):
 def test_too_large_bodies_and_too_long_requests_are_rejected(guarded):
     large = post(guarded, short(prompt="x" * 30000), headers=ALICE)
     assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
-    long = post(guarded, short(max_tokens=5000), headers=ALICE)
+    long = post(guarded, short(prompt=[5] * 4100), headers=ALICE)
     assert (long.status_code, long.json()["error"]["code"]) == (400, "request_too_long")
 
 
