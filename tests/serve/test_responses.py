@@ -184,7 +184,7 @@ def test_without_parallel_calls_only_the_first_call_is_returned(client, server):
 def test_other_tools_are_ignored_with_a_warning(server):
     body = {"input": "Hello", "max_output_tokens": 4, **EXTRA, "tools": [{"type": "web_search"}, WEATHER], "top_p": 0.5}
     response = server.http.post(PATH, json=body).json()
-    assert response["tools"] == [WEATHER]
+    assert response["tools"] == [{"description": None, "strict": True, **WEATHER}]
     assert [warning.split()[0] for warning in response["warnings"]] == ["tools:"]
     assert "web_search" in response["warnings"][0]
 
