@@ -25,7 +25,7 @@ from tests.chat.test_tokenizer import USER, WEATHER, call
         ({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, "messages[1].content[0]"),
         ({"role": "user", "content": "Why?", "extra": object()}, "messages[1]"),
         ({"role": "user", "content": "Why?", "tool_calls": [call()]}, "messages[1].tool_calls"),
-        ({"role": "assistant", "content": None}, "messages[1].content"),
+        ({"role": "system", "content": None}, "messages[1].content"),
         ({"role": "assistant", "tool_calls": call()}, "messages[1].tool_calls"),
         ({"role": "assistant", "tool_calls": ["f"]}, "messages[1].tool_calls[0]"),
         ({"role": "assistant", "tool_calls": [{"name": "f"}]}, "messages[1].tool_calls[0].function"),
