@@ -13,31 +13,34 @@ from gesso.errors import InputError
 MAX_DEPTH = 64  # of nested objects and arrays; deeper nesting is a model that repeats "["
 _CALL_TAG = r"\|tool_call>|tool_call\|>"  # after its "<"
 # One token of an argument list; none begins at a tag of a call. Each character is consumed once, broken quotes included
-# (the last branch), so that the time is linear for every input.
+# (the last branch), so that the time is linear for every input. No group is possessive: Python 3.11 before 3.11.5
+# matches those wrongly (https://github.com/python/cpython/issues/106052).
 _ARGUMENT = re.compile(
     r"""(?P<bracket>[()\[\]{}])
-      | <\|"\|> (?P<quoted>(?:[^<]|<(?!\|"\|>|TAG))*+) <\|"\|>
-      | "(?:[^"\\<]|\\[^<]|<(?!TAG))*+"
-      | '(?P<single>(?:[^'\\<]|\\[^<]|<(?!TAG))*+)'
+      | <\|"\|> (?P<quoted>[^<]*+(?:<(?!\|"\|>|TAG)[^<]*+)*) <\|"\|>
+      | "[^"\\<]*+(?:(?:\\[^<]|<(?!TAG))[^"\\<]*+)*"
+      | '(?P<single>[^'\\<]*+(?:(?:\\[^<]|<(?!TAG))[^'\\<]*+)*)'
       | (?P<bare>[^\s:=,()\[\]{}"'<]++) (?P<colon>\s*+[:=])?
       | (?P<between>[\s:=,]++)
-      | (?:["']|<(?!TAG)) (?:[^<]|<(?!TAG))*+""".replace("TAG", _CALL_TAG),
+      | (?:["']|<(?!TAG)) [^<]*+(?:<(?!TAG)[^<]*+)*""".replace("TAG", _CALL_TAG),
     re.DOTALL | re.VERBOSE,
 )
-_COMMAS = re.compile(r",(?:\s*+,)++")  # one too many between two arguments
+_COMMAS = re.compile(r",(?:\s*+,)+")  # one too many between two arguments
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
-def _characters(inside: str, tags: str = _CALL_TAG) -> re.Pattern[str]:
-    return re.compile(rf"(?:{inside}|<(?!{tags}))*+", re.DOTALL)
+def _characters(plain: str, *others: str, tags: str = _CALL_TAG) -> re.Pattern[str]:
+    """Return the pattern of a string's inside: `plain` characters, `others`, and "<" unless it begins one of `tags`."""
+    special = "|".join((*others, f"<(?!{tags})"))
+    return re.compile(f"{plain}*+(?:(?:{special}){plain}*+)*", re.DOTALL)
 
 
 # The characters inside a string, by its opening quote. A string without an end goes on to the next tag of a call.
 _ENDLESS = "<"
 _STRINGS = {
-    QUOTE: _characters("[^<]", rf'\|"\|>|{_CALL_TAG}'),
-    '"': _characters(r'[^"\\<]|\\[^<]'),
-    "'": _characters(r"[^'\\<]|\\[^<]"),
+    QUOTE: _characters("[^<]", tags=rf'\|"\|>|{_CALL_TAG}'),
+    '"': _characters(r'[^"\\<]', r"\\[^<]"),
+    "'": _characters(r"[^'\\<]", r"\\[^<]"),
     _ENDLESS: _characters("[^<]"),
 }
 _OUTSIDE = re.compile(r"""[^()\[\]{}"'<]*+""")

@@ -2,12 +2,14 @@
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gesso.chat import answer, calls, tags
 from gesso.chat.answer import Answer, parse
 from gesso.chat.calls import MAX_DEPTH, ToolCall, format_call, format_value
 from gesso.chat.tags import QUOTE
@@ -305,3 +307,13 @@ def test_nesting_limit_is_equal_in_parse_and_format() -> None:
 def test_format_call_rejects_names_that_parse_cannot_read(name: str) -> None:
     with pytest.raises(InputError):
         format_call(ToolCall(name, {}))
+
+
+@pytest.mark.parametrize("module", [answer, calls, tags], ids=lambda module: module.__name__)
+def test_no_group_is_possessive(module):
+    """Python 3.11.0 to 3.11.4 match possessive groups wrongly, so every call was unreadable there."""
+    patterns = [value for value in vars(module).values() if isinstance(value, re.Pattern)]
+    patterns += [pattern for value in vars(module).values() if isinstance(value, dict) for pattern in value.values()
+                 if isinstance(pattern, re.Pattern)]  # fmt: skip
+    for pattern in patterns:
+        assert not re.search(r"(?<!\\)\)(?:[*+?]|\{[\d,]+\})\+", pattern.pattern), pattern.pattern
