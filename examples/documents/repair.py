@@ -62,10 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise InputError(
                 f"{asked.file}: at most {MOST_LINES} lines; the model was trained on excerpts of that length"
             )
-        found = repair(gesso.load(asked.model), kind, text, seed=asked.seed, write=asked.write)
+        repaired = repair(gesso.load(asked.model), kind, text, seed=asked.seed, write=asked.write)
     except (GessoError, OSError, UnicodeDecodeError) as error:
         sys.exit(str(error))
-    print(found.patch if asked.patch else found.text)
+    print(repaired.patch if asked.patch else repaired.text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Help texts as plain lines that fit 80 columns. Options stand under their panel, commands under theirs."""
+"""Plain help texts that fit 80 columns, with options and commands grouped by panel."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from gesso.errors import InputError
 
 OPTIONS = "Options"  # the panel of options that name none
 NAMES = 24  # columns at most for the names of options; longer names have a line of their own
-# How typer names the types of values, and how a help text does.
+# Value types: typer's names, and those in help texts.
 TYPES = {"str": "TEXT", "list[str]": "TEXT", "path": "PATH", "list[path]": "PATH", "int": "N", "int range": "N",
          "list[int range]": "N", "float": "NUMBER", "float range": "NUMBER"}  # fmt: skip
 BOUNDS = re.compile(r"; [\d.<>=x]+(?=\])|  \[[\d.<>=x]+\]")  # "[default: 8; x>=1]": an error names them, too

@@ -1,11 +1,11 @@
-"""Names of commands that users of other programs type: accepted, or answered with the name of ours."""
+"""Command names from other programs: aliases, and names for which a command is suggested."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 # As Ollama names them.
 ALSO: Mapping[str, str] = MappingProxyType({"list": "models", "ls": "models", "run": "chat"})
-# What is meant by a name that is no command. Misspelled names are told by their letters instead.
+# Commands for names that are not commands. For a misspelled name, the most similar command is suggested.
 MEANT: Mapping[str, str] = MappingProxyType(
     {
         "ask": "chat",

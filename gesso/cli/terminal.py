@@ -165,7 +165,7 @@ def _not_text(error: UnicodeDecodeError) -> InputError:
 
 
 def _typed_lines() -> Iterator[str]:
-    """Yield what is typed, until Ctrl-D or a second Ctrl-C. A pasted text is one message, however many lines it has."""
+    """Yield typed messages until Ctrl-D or a second Ctrl-C. Pasted text is one message, even with several lines."""
     import readline
 
     if "libedit" not in (readline.__doc__ or ""):  # libedit, of macOS, has no such setting

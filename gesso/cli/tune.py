@@ -84,7 +84,7 @@ def tune(
     name, judge, items, confirming = _items(prompts, task, score, clues, count, held_out, seed)
     goal = goal_of(judge, (score or ()) if task is not None else ())
     g = loading.load(max_batch=batch)
-    found = Tuning(
+    tuning = Tuning(
         name=name,
         goal=goal,
         tolerance=tolerance,
@@ -100,20 +100,20 @@ def tune(
         finished=lambda trial: note(report.line(trial)),
         minutes=minutes,
     )
-    tuner.run(found, items, confirming)
+    tuner.run(tuning, items, confirming)
     if json:
-        print_json(report.to_dict(found))
+        print_json(report.to_dict(tuning))
     else:
-        print_text(report.summary(found))
-    if plot is not None and found.trials:
-        plot.write_text(report.plot(found), encoding="utf-8")
-    if found.ended == "interrupt":
+        print_text(report.summary(tuning))
+    if plot is not None and tuning.trials:
+        plot.write_text(report.plot(tuning), encoding="utf-8")
+    if tuning.ended == "interrupt":
         raise typer.Exit(130)
     if out is not None:
-        write_preset(out, found.best, report.facts(found))
+        write_preset(out, tuning.best, report.facts(tuning))
         note(f"wrote {out}; use it with --preset {out}")
     if write:
-        _write(found, g.directory, write_diffusion)
+        _write(tuning, g.directory, write_diffusion)
 
 
 def _items(

@@ -46,7 +46,7 @@ class Replica:
 
 @dataclass
 class Unreachable:
-    """A board that cannot be reached until it is told otherwise."""
+    """A board that cannot be reached until `works` is set."""
 
     board: AdapterBoard
     calls: list[str] = field(default_factory=list)

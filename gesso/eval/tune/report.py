@@ -45,9 +45,10 @@ def summary(tuning: Tuning) -> str:
 
 
 def _lines(tuning: Tuning) -> Iterator[str]:
-    tried, known = len(tuning.trials), len(tuning.candidates)
-    some = f"{tried} of {known} settings" if tried < known else f"{known} settings"
-    yield f"{tuning.name}: {some}, {tuning.seconds / 60:.1f} minutes"
+    tried = len(tuning.trials)
+    candidates = len(tuning.candidates)
+    count = f"{tried} of {candidates} settings" if tried < candidates else f"{candidates} settings"
+    yield f"{tuning.name}: {count}, {tuning.seconds / 60:.1f} minutes"
     yield f"quality: {' and '.join(tuning.goal)}; tolerance {shown_change(tuning.tolerance, tuning.goal[0])[1:]}"
     yield f"\n{tuning.items[0]} tuning items, with paired differences to the default; * is the choice"
     for trial in sorted(tuning.trials, key=lambda trial: trial.change.passes_ratio.mean):

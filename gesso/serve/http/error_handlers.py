@@ -53,8 +53,8 @@ def _unknown_endpoint(request: Request) -> ApiError:
     endpoints = sorted(f"{', '.join(sorted(route.methods or ()))} {route.path}" for route in routes)
     first = f"/{request.url.path.split('/')[1]}/"
     similar = [endpoint for endpoint in endpoints if f" {first}" in endpoint]
-    asked = f"{request.method[:20]} {request.url.path[:100]}"
-    message = f"there is no endpoint {asked!r}; there are: {'; '.join(similar or endpoints)}"
+    unknown = f"{request.method[:20]} {request.url.path[:100]}"
+    message = f"there is no endpoint {unknown!r}; there are: {'; '.join(similar or endpoints)}"
     return ApiError(404, message, code="unknown_endpoint")
 
 

@@ -34,15 +34,15 @@ def _add(body: dict[str, Any], name: str, kind: str, value: Any) -> None:
     if kind not in KINDS:
         message = f"{name} is not supported; supported are {', '.join(KINDS)}"
         raise ApiError(400, message, param=name, code="unknown_parameter")
-    own = "response_format" if kind in ("json", "json_object") else kind
-    if body.get(own) is not None:
-        raise ApiError(400, f"{own} and {name} were given; only one constraint is allowed", param=name)
+    field = "response_format" if kind in ("json", "json_object") else kind
+    if body.get(field) is not None:
+        raise ApiError(400, f"{field} and {name} were given; only one constraint is allowed", param=name)
     if kind == "json":
-        body[own] = {"type": "json_schema", "json_schema": {"schema": _schema(name, value)}}
+        body[field] = {"type": "json_schema", "json_schema": {"schema": _schema(name, value)}}
     elif kind == "json_object":
-        body[own] = {"type": "json_object"}
+        body[field] = {"type": "json_object"}
     else:
-        body[own] = value
+        body[field] = value
 
 
 def _schema(name: str, value: Any) -> Any:

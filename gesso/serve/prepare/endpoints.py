@@ -171,8 +171,9 @@ def _chat(
     warnings: Sequence[str] = (),
     echo: dict[str, Any] | None = None,
 ) -> Outcome:
-    builder, asked = RequestBuilder(task, fields, frontends), fields.constraint()
-    constraint = builder.constraint(asked)
+    builder = RequestBuilder(task, fields, frontends)
+    requested = fields.constraint()
+    constraint = builder.constraint(requested)
     return builder.build(
         [_chat_prompt(builder, fields)],
         n=fields.n,
@@ -186,7 +187,7 @@ def _chat(
         warnings=warnings,
         echo=echo,
         tools=tool_names(_tools(fields)),
-        checked_by=checked_by(asked),
+        checked_by=checked_by(requested),
     )
 
 
@@ -217,8 +218,8 @@ def _completions(
 ) -> Outcome:
     builder = RequestBuilder(task, fields, frontends)
     limit, hole = builder.limits.choices, None
-    asked = fields.constraint()
-    constraint = builder.constraint(asked)
+    requested = fields.constraint()
+    constraint = builder.constraint(requested)
     prompts: list[Any]
     if fields.suffix:
         if fields.best_of > limit:
@@ -247,7 +248,7 @@ def _completions(
         continuous_usage=fields.stream_options.continuous_usage_stats,
         warnings=warnings,
         echo=echo,
-        checked_by=checked_by(asked),
+        checked_by=checked_by(requested),
     )
 
 
@@ -271,9 +272,10 @@ def edits(task: Task, body: bytes, frontends: Frontends) -> Outcome:
 
 def responses(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     fields = parse(ResponseFields, body)
-    builder, asked = RequestBuilder(task, fields, frontends), fields.constraint()
+    builder = RequestBuilder(task, fields, frontends)
+    requested = fields.constraint()
     _reject_drafts(fields)
-    constraint = builder.constraint(asked)
+    constraint = builder.constraint(requested)
     items = conversation(fields, task["fetch"])
     tools = None if fields.tool_choice == "none" else fields.functions
     schema = fields.text.format.requested_schema if fields.schema_in_prompt else None
@@ -290,7 +292,7 @@ def responses(task: Task, body: bytes, frontends: Frontends) -> Outcome:
         constraint=constraint,
         tools=tool_names(tools),
         one_call=not fields.parallel_tool_calls,
-        checked_by=checked_by(asked),
+        checked_by=checked_by(requested),
         attached=echo + b"\n" + stored,
     )
 
