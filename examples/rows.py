@@ -21,6 +21,7 @@ from examples.python_infill.small_classes import training_rows as class_rows
 from examples.structured.chat import training_rows as chat_rows
 from examples.structured.copying import training_rows as copying_rows
 from examples.structured.rows import training_rows as structured_rows
+from examples.structured.varied import training_rows as varied_rows
 from examples.sudoku.rows import training_rows as sudoku_rows
 from gesso.errors import InputError
 from gesso.eval import PythonInfill
@@ -36,6 +37,7 @@ def infill_rows(count: int, seed: int) -> Iterator[dict[str, Any]]:
 TASKS = {
     "sudoku": sudoku_rows,
     "structured": structured_rows,
+    "varied": varied_rows,
     "copying": copying_rows,
     "chat": chat_rows,
     "python_infill": infill_rows,

@@ -10,6 +10,7 @@
     twelfth/python.jsonl.xz    a smaller part of the source, for mini-copy.toml
     copying.jsonl.xz           values of any length, and their copies in JSON or tool calls
     again.jsonl.xz             new requests and conversations, and holes in small classes
+    wordings/*.jsonl.xz        requests in more wordings, and new rows of the other kinds, for mini-wordings.toml
     model/                     the shape (config.json beside this file), the tokenizer and the chat template
 
 Existing parts are kept; delete one to make it again. Wheels are downloaded once, into the cache. The data is the same
@@ -33,6 +34,7 @@ from examples.rows import write_rows
 from examples.structured.chat import training_rows as chat_rows
 from examples.structured.copying import training_rows as copying_rows
 from examples.structured.rows import training_rows
+from examples.structured.varied import training_rows as varied_rows
 from gesso.errors import InputError
 
 HERE = Path(__file__).parent
@@ -70,6 +72,17 @@ def make(
         write_rows(copying_rows(rows * 4 // 5, seed=0), copying)
     if is_missing((again,), say):
         write_rows(rows_again(rows), again)
+    wordings = {
+        "varied": varied_rows(rows, seed=0),
+        "copying": copying_rows(rows * 8 // 15, seed=1),
+        "chat": chat_rows(rows * 4 // 15, seed=2),
+        "classes": class_rows(rows // 5, seed=1),
+    }
+    for name, new_rows in wordings.items():
+        path = out / "wordings" / f"{name}.jsonl.xz"
+        if is_missing((path,), say):
+            path.parent.mkdir(exist_ok=True)
+            write_rows(new_rows, path)
     if is_missing((out / "model",), say):
         say(f"{out / 'model'}: training the tokenizer")
         make_model(out / "model", shape, texts(python, structured))

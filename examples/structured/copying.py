@@ -8,14 +8,14 @@ import random
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from examples.structured.long_values import ANY, LONG_VALUES, long_word, number, phrase, url
 from examples.structured.rows import row_of
 from gesso.chat.messages import with_schema
-from gesso.eval.structured.requests import compact, make_item, message
+from gesso.eval.structured.requests import PLAIN, compact, make_item, message
 from gesso.eval.structured.words import word
 from gesso.eval.task import check_draw, split_of
 
@@ -25,6 +25,7 @@ MOST = 1100  # characters of a row as JSON: at most 512 tokens
 LONGEST_ANSWER = 190  # characters: at most 96 tokens
 _SLOT = re.compile(r"\{(\w+)\}")
 _VALUES = {**LONG_VALUES, "phrase": phrase, "url": url}
+LONG = replace(PLAIN, strings=LONG_VALUES)
 _BEFORE = ("", "", "", "", "Please: ", "Hi! ", "Hello. ", "One more: ", "Now this. ")
 _AFTER = ("", "", "", "", " Thanks!", " Thank you.", " Please.", " That is all.")
 
@@ -86,7 +87,7 @@ def _row(rng: random.Random) -> dict[str, Any]:
         elif kind < EVERYDAY + LISTS:
             row = _answered(_listed(rng), None, rng)
         else:
-            row = row_of(make_item("", "train", rng, strings=LONG_VALUES))
+            row = row_of(make_item("", "train", rng, language=LONG))
         if len(compact(row)) <= MOST and len(compact(row["messages"][-1])) <= LONGEST_ANSWER:
             return row
 

@@ -107,7 +107,7 @@ Dtype = Annotated[
 Quantize = Annotated[
     str,
     typer.Option(
-        metavar="fp8|int4|int4-int8|nvfp4[-layers]|none|auto",
+        metavar="fp8|int4|int4-int8|nvfp4|none|auto",
         help="Quantize the weights while loading; int4-int8 on a CPU only. none: as stored. auto: the widest precision "
         "that fits, or else int4 with experts in host memory.",
     ),

@@ -17,6 +17,7 @@ from gesso.eval.structured.domains import (
     WRAPPERS,
     Domain,
     Field,
+    Wordings,
     wordings,
 )
 from gesso.eval.structured.words import STRINGS, Make, made_up
@@ -26,6 +27,18 @@ CALLS = 0.45  # share of items with tools
 RECORDS = 0.1  # share of items about a thing of any kind
 LONGEST = 800  # characters of tools as JSON: prompt and answer stay below 384 tokens of a small vocabulary
 GENERIC = 0.35  # share of values that are introduced by a field's name and not by a wording of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Language:
+    """How requests are worded: the generators of string values by kind, and the wordings that suit any field."""
+
+    strings: Mapping[str, Make]
+    frames: Wordings
+    switches: Wordings  # of a bool
+
+
+PLAIN = Language(strings=STRINGS, frames=FRAMES, switches=SWITCHES)
 
 
 @dataclass(frozen=True)
@@ -44,14 +57,11 @@ def make_item(
     rng: random.Random,
     *,
     schema_in_prompt: bool = True,
-    strings: Mapping[str, Make] = STRINGS,
+    language: Language = PLAIN,
 ) -> Item:
-    """Return a request to answer with JSON, or to answer with a call of one of several tools.
-
-    strings: the generators of string values by kind.
-    """
+    """Return a request to answer with JSON, or to answer with a call of one of several tools."""
     calls = rng.random() < CALLS
-    drawn = draw(split, rng, range(1, 5) if calls else range(2, 6), strings)
+    drawn = draw(split, rng, range(1, 5) if calls else range(2, 6), language)
     meta: dict[str, Any] = {"value": drawn.value}
     if not calls:
         prompt = [message("user", drawn.request)]
@@ -91,7 +101,7 @@ def make_tool(drawn: Draw, split: str, rng: random.Random) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def draw(split: str, rng: random.Random, sizes: range, strings: Mapping[str, Make] = STRINGS) -> Draw:
+def draw(split: str, rng: random.Random, sizes: range, language: Language = PLAIN) -> Draw:
     while True:
         domain = _record(split, rng) if rng.random() < RECORDS else rng.choice(DOMAINS)
         said = rng.sample(domain.fields, min(rng.choice(sizes), len(domain.fields)))
@@ -99,7 +109,7 @@ def draw(split: str, rng: random.Random, sizes: range, strings: Mapping[str, Mak
         keys = {field: rng.choice(field.keys) for field in asked}
         if split_of(" ".join(sorted(keys.values()))) == split:
             break
-    values = {field: _value(field.kind, split, rng, strings) for field in said}
+    values = {field: _value(field.kind, split, rng, language.strings) for field in said}
     schema, value = _object(), dict[str, Any]()
     inner = [field for field in asked if field.keys[0] in domain.nested]
     nest = rng.choice(domain.nest) if len(inner) > 1 and rng.random() < 0.6 else ""
@@ -109,7 +119,7 @@ def draw(split: str, rng: random.Random, sizes: range, strings: Mapping[str, Mak
             at, into = _property(schema, nest, _object()), value.setdefault(nest, {})
         _property(at, keys[field], _typed(field.kind, values[field], rng))
         into[keys[field]] = values[field]
-    return Draw(domain, _request(domain, values, split, rng), schema, value)
+    return Draw(domain, _request(domain, values, split, rng, language), schema, value)
 
 
 def _object() -> dict[str, Any]:
@@ -161,7 +171,7 @@ def _typed(kind: str, value: Any, rng: random.Random) -> dict[str, Any]:
     return {"type": {"int": "integer", "num": "number", "bool": "boolean"}.get(name, "string")}
 
 
-def _request(domain: Domain, values: Mapping[Field, Any], split: str, rng: random.Random) -> str:
+def _request(domain: Domain, values: Mapping[Field, Any], split: str, rng: random.Random, language: Language) -> str:
     text = rng.choice(WRAPPERS[split]).format(rng.choice(domain.asks[split]))
     text = text[0].upper() + text[1:]
     # Lists and dishes contain an "and" themselves.
@@ -170,17 +180,17 @@ def _request(domain: Domain, values: Mapping[Field, Any], split: str, rng: rando
     for n, field in enumerate(rng.sample(list(values), len(values))):
         generic = not field.says or rng.random() < GENERIC
         first = ": " if generic else ", " if field.kind == "bool" else " "
-        text += (joint if n else first) + _clause(field, values[field], generic, split, rng)
+        text += (joint if n else first) + _clause(field, values[field], generic, split, rng, language)
     return text + rng.choice((".", ".", ""))
 
 
-def _clause(field: Field, value: Any, generic: bool, split: str, rng: random.Random) -> str:
+def _clause(field: Field, value: Any, generic: bool, split: str, rng: random.Random, language: Language) -> str:
     key = rng.choice(field.keys).removeprefix("is_").replace("_", " ")
     if field.kind == "bool":
-        yes, no = rng.choice((SWITCHES if generic else field.says)[split]).split(" ~ ")
+        yes, no = rng.choice((language.switches if generic else field.says)[split]).split(" ~ ")
         return (yes if value else no).format(key=key)
     said = " and ".join(", ".join(value).rsplit(", ", 1)) if isinstance(value, list) else str(value)
-    return rng.choice((FRAMES if generic else field.says)[split]).format(said, key=key, value=said)
+    return rng.choice((language.frames if generic else field.says)[split]).format(said, key=key, value=said)
 
 
 def message(role: str, content: str) -> dict[str, Any]:
