@@ -53,7 +53,8 @@ def assert_fits_schema(value):
 def test_generate(mini):
     found = same(lambda: mini.generate(PROMPT, **BRIEF))
     assert found.text.strip() and 0 < found.usage.completion_tokens <= 48
-    assert mini.generate(PROMPT, **BRIEF | {"seed": 4}).text != found.text
+    # A confident model gives one text for many seeds.
+    assert len({mini.generate(PROMPT, **BRIEF | {"seed": seed}).text for seed in range(8)}) > 1
 
 
 def test_commits_of_a_stream_join_to_the_text(mini):
