@@ -27,6 +27,7 @@ MAX_DIGITS = 5_000  # of a number in a text; Python itself reads no more than 4,
 MAX_PRECISION = 1_000  # of round, in digits before or after the point
 MAX_ATTRIBUTE = 1_000  # characters of the attribute that a filter reads of each element, such as "function.name"
 MAX_PARTS = 8  # of such an attribute
+LONGEST_ESCAPE, LONGEST_ASCII_ESCAPE = 6, 12  # characters in JSON of one control character, and of one emoji
 MAX_TIME_FORMAT = 1_000  # characters of the format of strftime_now
 FORMAT_WIDTH = 10_000  # that WIDE_FORMAT lets pass
 WIDE_FORMAT = re.compile(r"\d{5}|\{[^{}]*\{|%[^a-zA-Z%]*\*")  # a width of five digits, or one given as an argument
@@ -177,7 +178,8 @@ def to_json(
     if separators is not None and size(separators) > 2 * NODE + 16:
         raise Runaway("the separators of tojson are too long")
     total = size(value)
-    return check_size(total + (total // NODE + 1) * _depth(value) * (indent or 0))
+    escaped = total * (LONGEST_ASCII_ESCAPE if ensure_ascii else LONGEST_ESCAPE)
+    return check_size(escaped + (total // NODE + 1) * _depth(value) * (indent or 0))
 
 
 def _depth(value: Any) -> int:

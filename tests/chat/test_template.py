@@ -302,3 +302,11 @@ def test_filters_and_methods_of_published_templates_render_as_in_jinja2():
     plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     plain.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     assert rendered(source, **variables) == plain.from_string(source).render(variables)
+
+
+@pytest.mark.parametrize(("text", "ensure_ascii"), [("\0", False), ("\U0001f600", True)])
+def test_json_is_refused_before_its_escapes_exceed_the_limit(text, ensure_ascii):
+    fitting = text * 1000
+    assert template_costs.to_json(fitting, ensure_ascii=ensure_ascii) >= len(json.dumps(fitting)) - 2
+    with pytest.raises(template_budget.Runaway):
+        template_costs.to_json(text * (template_budget.MAX_CHARS // 6 + 1), ensure_ascii=ensure_ascii)
