@@ -11,6 +11,7 @@
     copying.jsonl.xz           values of any length, and their copies in JSON or tool calls
     again.jsonl.xz             new requests and conversations, and holes in small classes
     wordings/*.jsonl.xz        requests in more wordings, and new rows of the other kinds, for mini-wordings.toml
+    requests/*.jsonl.xz        more of them, for mini-requests.toml
     model/                     the shape (config.json beside this file), the tokenizer and the chat template
 
 Existing parts are kept; delete one to make it again. Wheels are downloaded once, into the cache. The data is the same
@@ -72,17 +73,12 @@ def make(
         write_rows(copying_rows(rows * 4 // 5, seed=0), copying)
     if is_missing((again,), say):
         write_rows(rows_again(rows), again)
-    wordings = {
-        "varied": varied_rows(rows, seed=0),
-        "copying": copying_rows(rows * 8 // 15, seed=1),
-        "chat": chat_rows(rows * 4 // 15, seed=2),
-        "classes": class_rows(rows // 5, seed=1),
-    }
-    for name, new_rows in wordings.items():
-        path = out / "wordings" / f"{name}.jsonl.xz"
-        if is_missing((path,), say):
-            path.parent.mkdir(exist_ok=True)
-            write_rows(new_rows, path)
+    for directory, parts in later_parts(rows).items():
+        (out / directory).mkdir(exist_ok=True)
+        for name, new_rows in parts.items():
+            path = out / directory / f"{name}.jsonl.xz"
+            if is_missing((path,), say):
+                write_rows(new_rows, path)
     if is_missing((out / "model",), say):
         say(f"{out / 'model'}: training the tokenizer")
         make_model(out / "model", shape, texts(python, structured))
@@ -93,6 +89,24 @@ def rows_again(rows: int) -> Iterator[dict[str, Any]]:
     yield from training_rows(rows // 3, seed=1)
     yield from chat_rows(rows * 4 // 15, seed=1)
     yield from class_rows(rows // 6, seed=0)
+
+
+def later_parts(rows: int) -> dict[str, dict[str, Iterator[dict[str, Any]]]]:
+    """Return the rows of the last two stages by directory and file."""
+    return {
+        "wordings": {
+            "varied": varied_rows(rows, seed=0),
+            "copying": copying_rows(rows * 8 // 15, seed=1),
+            "chat": chat_rows(rows * 4 // 15, seed=2),
+            "classes": class_rows(rows // 5, seed=1),
+        },
+        "requests": {
+            "varied": varied_rows(rows * 4 // 3, seed=1),
+            "copying": copying_rows(rows // 3, seed=2),
+            "chat": chat_rows(rows // 6, seed=3),
+            "classes": class_rows(rows * 2 // 15, seed=2),
+        },
+    }
 
 
 def is_missing(parts: tuple[Path, ...], say: Progress) -> bool:

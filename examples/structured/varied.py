@@ -1,7 +1,8 @@
 """Training rows of the structured task in more wordings and with more words, so that a model copies words it never met.
 
-Frames that suit any field name it in many ways, and words are composed of pieces of the vocabulary: every piece is
-copied somewhere. Wordings of the validation and test splits are not among them, and words keep their split.
+Frames that suit any field name it in many ways, clauses have words around them, and values are composed of pieces of
+the vocabulary, so that every piece is copied somewhere. Wordings of the validation and test splits are not among them,
+and words keep their split.
 """
 
 import json
@@ -26,6 +27,7 @@ LONGEST_ANSWER = 190  # characters: at most 96 tokens
 LONG_SHARE = 0.3  # of values that may be of any length
 
 _DATA = tomllib.loads(Path(__file__).with_name("varied.toml").read_text(encoding="utf-8"))
+BEFORE, AFTER = tuple(_DATA["before"]), tuple(_DATA["after"])  # words around a clause
 MORE_FRAMES, MORE_SWITCHES = tuple(_DATA["frames"]), tuple(_DATA["switches"])
 
 
@@ -152,9 +154,23 @@ class Mixed:
         return STRINGS[self.kind](split, rng)
 
 
+def turned(clause: str, rng: random.Random) -> str:
+    """Return a clause, half of the time with words before or after it. Some of these words are made up."""
+    kind = rng.random()
+    if kind < 0.25:
+        return f"{rng.choice(BEFORE)} {clause}"
+    if kind < 0.4:
+        return f"{pieced('train', rng)}ing {clause}"  # an ending that values rarely have
+    if kind < 0.5:
+        return f"{clause} {rng.choice(AFTER)}"
+    return clause
+
+
 def _with(wordings: Wordings, more: tuple[str, ...]) -> Wordings:
     return {**wordings, "train": wordings["train"] + more}
 
 
 _MIXED: Mapping[str, Make] = {kind: Mixed(kind) for kind in STRINGS}
-VARIED = Language(strings=_MIXED, frames=_with(FRAMES, MORE_FRAMES), switches=_with(SWITCHES, MORE_SWITCHES))
+VARIED = Language(
+    strings=_MIXED, frames=_with(FRAMES, MORE_FRAMES), switches=_with(SWITCHES, MORE_SWITCHES), turn=turned
+)

@@ -57,11 +57,20 @@ def made(place, make) -> Path:
 
 
 COPYING, AGAIN = ROWS * 4 // 5, ROWS // 3 + ROWS * 4 // 15 + ROWS // 6
+WORDINGS = ROWS + ROWS * 8 // 15 + ROWS * 4 // 15 + ROWS // 5
+REQUESTS = ROWS * 4 // 3 + ROWS // 3 + ROWS // 6 + ROWS * 2 // 15
 
 
 @pytest.mark.parametrize(
     ("name", "generated"),
-    [("mini", ROWS), ("mini-more", ROWS), ("mini-chat", ROWS + ROWS // 2), ("mini-copy", COPYING + AGAIN)],
+    [
+        ("mini", ROWS),
+        ("mini-more", ROWS),
+        ("mini-chat", ROWS + ROWS // 2),
+        ("mini-copy", COPYING + AGAIN),
+        ("mini-wordings", WORDINGS),
+        ("mini-requests", REQUESTS),
+    ],
 )
 def test_the_recipe_reads_every_row(made, name, generated):
     recipe = load(MINI / f"{name}.toml")
@@ -80,9 +89,9 @@ def test_existing_parts_are_kept_and_missing_parts_are_made_again(made, make):
         return {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
 
     before = files()
-    assert len(before) == 14
+    assert len(before) == 22
     said = make("absent.toml")  # reading this list would fail
-    assert files() == before and len(said) == 8 and all("already exists" in line for line in said)
+    assert files() == before and len(said) == 16 and all("already exists" in line for line in said)
     for gone in (
         "python-heldout.jsonl.xz",
         "part/python.jsonl.xz",
@@ -92,7 +101,7 @@ def test_existing_parts_are_kept_and_missing_parts_are_made_again(made, make):
     ):
         (made / gone).unlink()
         said = make()
-        assert files() == before and sum("already exists" in line for line in said) == 7
+        assert files() == before and sum("already exists" in line for line in said) == 15
 
 
 def test_the_tokenizer_sample_has_the_whole_standard_library(made):

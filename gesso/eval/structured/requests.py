@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +36,14 @@ class Language:
     strings: Mapping[str, Make]
     frames: Wordings
     switches: Wordings  # of a bool
+    turn: Callable[[str, random.Random], str]  # returns a clause as it is said
 
 
-PLAIN = Language(strings=STRINGS, frames=FRAMES, switches=SWITCHES)
+def _unchanged(clause: str, rng: random.Random) -> str:
+    return clause
+
+
+PLAIN = Language(strings=STRINGS, frames=FRAMES, switches=SWITCHES, turn=_unchanged)
 
 
 @dataclass(frozen=True)
@@ -180,7 +185,8 @@ def _request(domain: Domain, values: Mapping[Field, Any], split: str, rng: rando
     for n, field in enumerate(rng.sample(list(values), len(values))):
         generic = not field.says or rng.random() < GENERIC
         first = ": " if generic else ", " if field.kind == "bool" else " "
-        text += (joint if n else first) + _clause(field, values[field], generic, split, rng, language)
+        clause = _clause(field, values[field], generic, split, rng, language)
+        text += (joint if n else first) + language.turn(clause, rng)
     return text + rng.choice((".", ".", ""))
 
 
