@@ -56,6 +56,8 @@ def test_targets_and_scripts_that_workflows_run_exist(path):
         program, *words = line.split()
         if program == "make":
             assert set(words) <= targets, line
+        elif program == "apt-get":
+            assert words[0] == "update", line
         elif program == "docker":
             assert words[0] == "build" or options()[words[-1]], line
         else:
