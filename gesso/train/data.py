@@ -18,13 +18,12 @@ canvas is added by `train/batch.py` and does not count towards `max_length`.
 
 import math
 import random
-import tempfile
 from array import array
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import chain, count, islice
-from typing import BinaryIO, Protocol
+from itertools import count, islice
+from typing import Protocol
 
 import numpy as np
 
@@ -34,15 +33,15 @@ from gesso.images.image import Image
 from gesso.train.image_rows import ImageReader
 from gesso.train.image_store import ImageStore
 from gesso.train.order import order
-from gesso.train.reading import read_rows
+from gesso.train.reading import Row, read_rows
 from gesso.train.recipe import DataSettings
 from gesso.train.rows import Span
+from gesso.train.token_store import TokenStore
 from gesso.train.trajectories import Trajectory
 from gesso.train.views import Viewer
 
 LISTED = 20  # rejected rows named by the error that stops a run
 WHOLE = -1  # in place of a start: the entry shows its whole row
-COUNTS = 3  # before a stored row: responses that are context only, spans, images
 
 
 @dataclass(frozen=True)
@@ -89,42 +88,41 @@ class Dataset:
         self, settings: DataSettings, tokenizer: Tokenizer, eos: int, images: ImageReader | None = None
     ) -> None:
         self.settings, self.reader = settings, images
-        self.images = ImageStore()
         self.rows = 0
         self._rejected: dict[int, Rejected] = {}  # by number of the row
-        # One value per good row: index of its file, line, offset in the store, length in tokens.
-        columns = self._file, self._line, self._offset, self._length = tuple(array("q") for _ in range(4))
+        self._files, self._lines = array("q"), array("q")  # of good rows
         viewing = settings.cut or settings.infill > 0
         self._viewer = Viewer.create(tokenizer, eos, settings.max_length, settings.infill) if viewing else None
-        # One value per entry: number of the good row, start of the section, padded length.
-        entry_rows, entry_starts, entry_lengths = array("q"), array("q"), array("q")
-        with _token_store() as store:
-            for file, line, read in read_rows(settings, tokenizer, eos, images):
-                if isinstance(read, str):
-                    self._rejected[self.rows] = Rejected(settings.files[file], line, read)
+        entries = array("q")
+        self._store = TokenStore()
+        with closing(self._store):
+            for file, line, row in read_rows(settings, tokenizer, eos, images):
+                if isinstance(row, str):
+                    self._rejected[self.rows] = Rejected(settings.files[file], line, row)
                 else:
-                    length = len(read.tokens)
-                    for column, value in zip(columns, (file, line, store.tell() // 4, length), strict=True):
-                        column.append(value)
-                    numbers = map(self.images.add, read.images)
-                    placed = chain.from_iterable(zip(read.starts, numbers, strict=True))
-                    counts = read.context_only, len(read.spans), len(read.images)
-                    store.write(array("i", (*counts, *chain(*read.spans), *placed, *read.tokens)))
-                    starts = self._viewer.starts(length) if self._viewer and read.is_text else (WHOLE,)
-                    for start in [*starts] * (settings.repeat[file] if settings.repeat else 1):
-                        entry_rows.append(len(self._file) - 1)
-                        entry_starts.append(start)
-                        entry_lengths.append(-(-min(length, settings.max_length) // settings.pad_to) * settings.pad_to)
+                    entries.extend(self._entries_of(row, file))
+                    self._store.append(row)
+                    self._files.append(file)
+                    self._lines.append(line)
                 self.rows += 1
-            store.flush()
-            self.images.close()
-            self._entry_rows, self._entry_starts, self._entry_lengths = (
-                np.array(column, dtype=np.int64) for column in (entry_rows, entry_starts, entry_lengths)
-            )
-            # A memory map outlives its file, and threads and forks can read it at once.
-            self._store = np.memmap(store, dtype=np.int32, mode="r") if self._file else np.empty(0, np.int32)
+        # Of each entry: number of the good row, start of the section, padded length.
+        self._entry_rows, self._entry_starts, self._entry_lengths = np.array(entries).reshape(-1, 3).T
         if self._rejected and settings.on_bad_row == "stop":
             raise InputError(_rejection_message(self.rejected, self.rows))
+
+    def _entries_of(self, row: Row, file: int) -> Iterator[int]:
+        """Yield three values for each entry of a row that is about to be stored."""
+        settings = self.settings
+        length = len(row.tokens)
+        starts = self._viewer.starts(length) if self._viewer is not None and row.is_text else (WHOLE,)
+        padded = math.ceil(min(length, settings.max_length) / settings.pad_to) * settings.pad_to
+        for _ in range(settings.repeat[file] if settings.repeat else 1):
+            for start in starts:
+                yield from (len(self._store), start, padded)
+
+    @property
+    def images(self) -> ImageStore:
+        return self._store.images
 
     @property
     def rejected(self) -> list[Rejected]:
@@ -132,7 +130,7 @@ class Dataset:
 
     @property
     def good(self) -> int:
-        return len(self._file)
+        return len(self._store)
 
     def take_out(self, rows: Collection[int]) -> list[Example]:
         """Return these good rows, numbered in the order of the files, and leave them out of the batches."""
@@ -150,7 +148,7 @@ class Dataset:
     @property
     def lengths(self) -> Sequence[int]:
         """The lengths of the good rows in tokens."""
-        return self._length
+        return self._store.lengths
 
     def read(self) -> Iterator[Example | Rejected]:
         """Yield every row, good or bad, in the order of the files."""
@@ -181,17 +179,19 @@ class Dataset:
                 f"cannot cut batches: batch_size {batch_size} must be a multiple of world {world}, "
                 f"rank {rank} one of 0 to {world - 1}, start {start} not negative"
             )
-        shapes = self._shapes(canvas_lengths)
         share = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
-        batches = islice(order(self._entry_lengths, batch_size, self.settings.seed, start), 0, None, stride)
-        numbered = zip(count(start, stride), batches, strict=False)
-        return (
-            tuple(
-                self._example(entry, number * batch_size + place, *shapes[number % len(shapes)])
-                for place, entry in enumerate(batch[share], start=share.start)
+        return self._batches(batch_size, start, stride, share, self._shapes(canvas_lengths))
+
+    def _batches(
+        self, batch_size: int, start: int, stride: int, share: slice, shapes: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[Example, ...]]:
+        ordered = order(self._entry_lengths, batch_size, self.settings.seed, start)
+        for number, batch in zip(count(start, stride), islice(ordered, 0, None, stride), strict=False):
+            prompt, canvas_length = shapes[number % len(shapes)]
+            first = number * batch_size + share.start
+            yield tuple(
+                self._example(entry, first + place, prompt, canvas_length) for place, entry in enumerate(batch[share])
             )
-            for number, batch in numbered
-        )
 
     def _shapes(self, canvas_lengths: Sequence[int]) -> list[tuple[int, int]]:
         """Return the most tokens before a canvas and the canvas length, for the batches in turn."""
@@ -215,10 +215,14 @@ class Dataset:
         if start == WHOLE or self._viewer is None:
             example = self._load(row)
         else:
-            text = self._text(row)
-            stored = self._store[text + 1 : text + self._length[row]]
-            tokens, span = self._viewer.view(stored, start, prompt, canvas_length, rng)
-            example = Example(tuple(tokens), (span,), self.settings.files[self._file[row]], self._line[row])
+            text = self._store.tokens(row)[1:]  # without bos
+            tokens, span = self._viewer.view(text, start, prompt, canvas_length, rng)
+            example = Example(
+                tokens=tuple(tokens),
+                spans=(span,),
+                source=self.settings.files[self._files[row]],
+                line=self._lines[row],
+            )
         return self._with_prompt(example, prompt, canvas_length, rng) if self.settings.prompt_lengths else example
 
     def _with_prompt(self, example: Example, prompt: int, canvas_length: int, rng: random.Random) -> Example:
@@ -239,30 +243,21 @@ class Dataset:
 
     def _ending(self, entry: int, most: int) -> list[int]:
         """Return the last tokens of an entry."""
-        row, start = int(self._entry_rows[entry]), int(self._entry_starts[entry])
-        first = self._text(row)
-        length = self._length[row] if start == WHOLE else min(self._length[row], start + self.settings.max_length)
-        ending: list[int] = self._store[first + max(0, length - most) : first + length].tolist()
+        tokens, start = self._store.tokens(int(self._entry_rows[entry])), int(self._entry_starts[entry])
+        end = len(tokens) if start == WHOLE else min(len(tokens), start + self.settings.max_length)
+        ending: list[int] = tokens[max(0, end - most) : end].tolist()
         return ending
 
-    def _text(self, row: int) -> int:
-        """Return where the tokens of a good row are in the store: after its counts, spans and images."""
-        offset = self._offset[row]
-        _, spans, images = self._store[offset : offset + COUNTS].tolist()
-        return offset + COUNTS + 2 * (spans + images)
-
     def _load(self, row: int) -> Example:
-        offset, text = self._offset[row], self._text(row)
-        context_only, spans, _ = self._store[offset : offset + COUNTS].tolist()
-        pairs = self._store[offset + COUNTS : text].reshape(-1, 2).tolist()
+        stored = self._store.load(row)
         return Example(
-            tokens=tuple(self._store[text : text + self._length[row]].tolist()),
-            spans=tuple((start, end) for start, end in pairs[:spans]),
-            source=self.settings.files[self._file[row]],
-            line=self._line[row],
-            context_only=context_only,
-            images=tuple(self.images.get(number) for _, number in pairs[spans:]),
-            starts=tuple(start for start, _ in pairs[spans:]),
+            tokens=stored.tokens,
+            spans=stored.spans,
+            source=self.settings.files[self._files[row]],
+            line=self._lines[row],
+            context_only=stored.context_only,
+            images=stored.images,
+            starts=stored.image_starts,
         )
 
 
@@ -271,14 +266,3 @@ def _rejection_message(rejected: Sequence[Rejected], rows: int) -> str:
     more = f"\n  … and {len(rejected) - LISTED:,} more" if len(rejected) > LISTED else ""
     advice = 'Correct them, or set on_bad_row = "skip" to train without them.'
     return f"{len(rejected):,} of {rows:,} rows cannot be used:\n{shown}{more}\n{advice}"
-
-
-@contextmanager
-def _token_store() -> Iterator[BinaryIO]:
-    try:
-        with tempfile.TemporaryFile(prefix="gesso-tokens-") as file:
-            yield file
-    except OSError as error:
-        raise InputError(
-            f"cannot store the tokens in {tempfile.gettempdir()} ({error}); set TMPDIR to a directory with free space"
-        ) from error

@@ -1,0 +1,108 @@
+"""The rows of a dataset in temporary files: their tokens, four bytes each, and their images.
+
+Memory holds two numbers per row. A stored row is three counts (responses that are context only, spans, images), the
+spans, the number and the place of each image, and the tokens.
+"""
+
+import tempfile
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from gesso.errors import InputError
+from gesso.images.image import Image
+from gesso.train.image_store import ImageStore
+from gesso.train.reading import Row
+from gesso.train.rows import Span
+
+COUNTS = 3
+VALUE_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRow:
+    tokens: tuple[int, ...]
+    spans: tuple[Span, ...]
+    context_only: int
+    images: tuple[Image, ...]
+    image_starts: tuple[int, ...]
+
+
+class TokenStore:
+    """Rows by number. All are appended, then the store is closed, then rows are loaded."""
+
+    def __init__(self) -> None:
+        self.images = ImageStore()
+        self._offsets = array("q")  # of rows in the file, in values
+        self._lengths = array("q")  # of rows, in tokens
+        self._values: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        try:
+            self._file = tempfile.TemporaryFile(prefix="gesso-tokens-")  # noqa: SIM115
+        except OSError as error:
+            raise _no_space(error) from error
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """The lengths of all rows in tokens."""
+        return self._lengths
+
+    def append(self, row: Row) -> None:
+        numbers = [self.images.add(image) for image in row.images]
+        values = array("i", (row.context_only, len(row.spans), len(row.images)))
+        values.extend(chain.from_iterable(row.spans))
+        values.extend(chain.from_iterable(zip(row.starts, numbers, strict=True)))
+        values.extend(row.tokens)
+        try:
+            offset = self._file.tell()
+            self._file.write(values)
+        except OSError as error:
+            raise _no_space(error) from error
+        self._offsets.append(offset // VALUE_BYTES)
+        self._lengths.append(len(row.tokens))
+
+    def close(self) -> None:
+        """End appending. Rows are then read through a memory map, by threads and forks at once."""
+        self.images.close()
+        try:
+            self._file.flush()
+        except OSError as error:
+            raise _no_space(error) from error
+        if len(self):
+            self._values = np.memmap(self._file, dtype=np.int32, mode="r")  # outlives its file
+        self._file.close()
+
+    def load(self, row: int) -> StoredRow:
+        offset = self._offsets[row]
+        context_only, spans, images = self._values[offset : offset + COUNTS].tolist()
+        span_start = offset + COUNTS
+        image_start = span_start + 2 * spans
+        token_start = image_start + 2 * images
+        span_pairs = self._values[span_start:image_start].reshape(-1, 2).tolist()
+        image_pairs = self._values[image_start:token_start].reshape(-1, 2).tolist()
+        return StoredRow(
+            tokens=tuple(self.tokens(row).tolist()),
+            spans=tuple((start, end) for start, end in span_pairs),
+            context_only=context_only,
+            images=tuple(self.images.get(number) for _, number in image_pairs),
+            image_starts=tuple(start for start, _ in image_pairs),
+        )
+
+    def tokens(self, row: int) -> npt.NDArray[np.int32]:
+        """Return the tokens of a row without copying them."""
+        offset = self._offsets[row]
+        _, spans, images = self._values[offset : offset + COUNTS].tolist()
+        start = offset + COUNTS + 2 * spans + 2 * images
+        return self._values[start : start + self._lengths[row]]
+
+
+def _no_space(error: OSError) -> InputError:
+    return InputError(
+        f"cannot store the tokens in {tempfile.gettempdir()} ({error}); set TMPDIR to a directory with free space"
+    )
