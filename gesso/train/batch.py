@@ -100,6 +100,18 @@ class Corruption:
     temperature_DK: Tensor | None = None  # of their predictions
     steps_K: Ints | None = None  # first passes of each canvas
 
+    def canvases_before(self, number: int) -> Tensor:
+        """Return the canvases of a first pass; of one that has fewer, the last."""
+        if self.before_DKC is None:
+            return self.noisy_KC
+        return self.before_DKC[min(number, len(self.before_DKC) - 1)]
+
+    def temperatures(self, number: int) -> Tensor | None:
+        """Return the temperature of the predictions of a first pass, for each canvas. None: 1 for all."""
+        if self.temperature_DK is None:
+            return None
+        return self.temperature_DK[min(number, len(self.temperature_DK) - 1)]
+
 
 def canvases(example: Example, length: int, eos: int) -> list[tuple[int, list[int]]]:
     """Return start and tokens of every canvas of the responses. The last one of each is filled with eos targets."""

@@ -30,7 +30,7 @@ from gesso.train.attention import FUSED_DIM, block_attention, compiled_attention
 from gesso.train.batch import Batch, Corruption, NextStep
 from gesso.train.blocks import attention_groups
 from gesso.train.head import chunk_loss, chunk_rows, token_losses
-from gesso.train.layout import Layout
+from gesso.train.layout import Ints, Layout
 from gesso.train.processes import in_any_process
 from gesso.train.recipe import ObjectiveSettings
 from gesso.train.seeing import Seeing
@@ -44,6 +44,16 @@ class Losses:
     decoder_B: Tensor
     encoder_B: Tensor
     balance: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """A pass without gradient over R canvases, which conditions the next pass over them."""
+
+    canvas_R: Tensor  # their indices in the batch
+    before_RC: Tensor  # their tokens
+    hidden_RCH: Tensor
+    expected_RCH: Tensor  # mean embeddings under the predictions
 
 
 class Objective(nn.Module):
@@ -149,42 +159,50 @@ class Objective(nn.Module):
         return [found[kind] for kind in kinds]
 
     def _condition(self, batch: Batch, text_SH: Tensor, corruption: Corruption) -> tuple[Tensor, Tensor]:
-        """Return the soft embeddings of a first pass without gradient, and the canvases to show in the second.
+        """Return the soft embeddings of passes without gradient, and the canvases to show in the last pass.
 
         The soft embeddings of the other examples are exact zeros, and their canvases those of the corruption.
 
-        Zero logits would be wrong: their soft embedding is the mean of all embeddings. A recorded canvas gets one pass
+        Zero logits would be wrong: their soft embedding is the mean of all embeddings. A recorded canvas gets one round
         for every step before it, each conditioned by the one before, as in the run.
         """
         soft_KCH = torch.zeros_like(self.embed(corruption.noisy_KC))
         shown_KC = corruption.noisy_KC
-        device, place, chosen = soft_KCH.device, 0, corruption.conditioned
-        while in_any_process(len(chosen) > 0, device):
-            # Sharded weights are gathered layer by layer, so a process without such examples must run the pass too.
-            part, *indices = batch.layout.part(chosen if len(chosen) else np.zeros(1, dtype=np.int64))
-            text_R, canvas_R = (send(torch.from_numpy(index), device) for index in indices)
-            before_KC = corruption.noisy_KC
-            if corruption.before_DKC is not None:
-                before_KC = corruption.before_DKC[min(place, len(corruption.before_DKC) - 1)]
-            with torch.no_grad():
-                before_RCH = self.embed(before_KC[canvas_R])
-                _, canvas_RCH, _ = self.hidden(part, text_SH[text_R], before_RCH, soft_KCH[canvas_R])
-            temperature: float | Tensor = 1.0
-            if corruption.temperature_DK is not None:
-                temperature_K = corruption.temperature_DK[min(place, len(corruption.temperature_DK) - 1)]
-                temperature = temperature_K[canvas_R][:, None].expand(canvas_RCH.shape[:2])
-            # As in the reference, gradients flow into the averaged embeddings, but not into the prediction.
-            expected_RCH = self.expected_embedding(canvas_RCH, temperature, fixed=True).to(soft_KCH.dtype)
-            soft_KCH = soft_KCH.index_put(
-                (canvas_R,), expected_RCH if len(chosen) else soft_KCH[canvas_R] + 0 * expected_RCH
-            )
-            if corruption.next_step is not None and len(chosen):
-                taken_RC = self.next_canvas(canvas_RCH, before_KC[canvas_R], corruption.next_step.part(canvas_R))
-                shown_KC = shown_KC.index_put((canvas_R,), taken_RC)
-            place += 1
-            steps_B = np.ones(batch.size) if corruption.steps_K is None else corruption.steps_K
-            chosen = chosen[steps_B[chosen] > place]
+        chosen = corruption.conditioned
+        # A recorded example has one canvas, so the steps of canvases are those of examples.
+        rounds_B = np.ones(batch.size) if corruption.steps_K is None else corruption.steps_K
+        number = 0
+        while in_any_process(len(chosen) > 0, soft_KCH.device):
+            if len(chosen):
+                taken = self._round(batch, chosen, number, text_SH, soft_KCH, corruption)
+                soft_KCH = soft_KCH.index_put((taken.canvas_R,), taken.expected_RCH)
+                if corruption.next_step is not None:
+                    next_step = corruption.next_step.part(taken.canvas_R)
+                    next_RC = self.next_canvas(taken.hidden_RCH, taken.before_RC, next_step)
+                    shown_KC = shown_KC.index_put((taken.canvas_R,), next_RC)
+            else:  # sharded weights are gathered layer by layer, in all processes at once: this one takes part
+                idle = self._round(batch, np.zeros(1, dtype=np.int64), number, text_SH, soft_KCH, corruption)
+                soft_KCH = soft_KCH + zero_from(idle.expected_RCH)
+            number += 1
+            chosen = chosen[rounds_B[chosen] > number]
         return soft_KCH, shown_KC
+
+    def _round(
+        self, batch: Batch, chosen: Ints, number: int, text_SH: Tensor, soft_KCH: Tensor, corruption: Corruption
+    ) -> Round:
+        """Run the canvases of the chosen examples through the network, conditioned by the round before."""
+        part, text_indices, canvas_indices = batch.layout.part(chosen)
+        text_R, canvas_R = (send(torch.from_numpy(index), text_SH.device) for index in (text_indices, canvas_indices))
+        before_RC = corruption.canvases_before(number)[canvas_R]
+        with torch.no_grad():
+            _, hidden_RCH, _ = self.hidden(part, text_SH[text_R], self.embed(before_RC), soft_KCH[canvas_R])
+        temperature: float | Tensor = 1.0
+        temperature_K = corruption.temperatures(number)
+        if temperature_K is not None:
+            temperature = temperature_K[canvas_R][:, None].expand(hidden_RCH.shape[:2])
+        # As in the reference, gradients flow into the averaged embeddings, but not into the prediction.
+        expected_RCH = self.expected_embedding(hidden_RCH, temperature, fixed=True).to(soft_KCH.dtype)
+        return Round(canvas_R=canvas_R, before_RC=before_RC, hidden_RCH=hidden_RCH, expected_RCH=expected_RCH)
 
     @torch.no_grad()
     def next_canvas(self, hidden_RCH: Tensor, canvas_RC: Tensor, step: NextStep) -> Tensor:
@@ -267,6 +285,11 @@ def mean_per_example(value_R: Tensor, owner_R: Tensor, examples: int) -> Tensor:
     """Return the mean of each example's values [B]: zero, not NaN, for an example without any."""
     sum_B, count_B = (value_R.new_zeros(examples).index_add(0, owner_R, x) for x in (value_R, torch.ones_like(value_R)))
     return sum_B / count_B.clamp(min=1)
+
+
+def zero_from(value: Tensor) -> Tensor:
+    """Return a zero that depends on a value, so that the pass that gave it also takes part in the backward pass."""
+    return 0 * value.sum()
 
 
 def balance_loss(scores_TE: Tensor, share_T1: Tensor, k: int) -> Tensor:
