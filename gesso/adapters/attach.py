@@ -6,14 +6,23 @@ O outputs, I inputs, L rank.
 import copy
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gesso.adapters.lora import Lora, adaptable_weights, adapter_sites, attached, make_adaptable, switch, weight_of
+from gesso.adapters.lora import (
+    Adapters,
+    Lora,
+    adaptable_weights,
+    adapter_sites,
+    attached,
+    make_adaptable,
+    switch,
+    weight_of,
+)
 from gesso.checkpoint.parameters import checkpoint_name
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.streamed import check_resident
@@ -61,19 +70,28 @@ def add(model: DiffusionGemma, settings: LoraSettings, name: str = "default", se
     check_new(model, name)
     make_adaptable(model)
     generator = torch.Generator().manual_seed(seed)
-    made: dict[int, Lora] = {}  # by weight: one shared by encoder and decoder gets one change
-    for path, site in adapter_sites(model).items():
-        if not groups_of([path], settings.targets):
-            continue
-        weight = weight_of(model, path)
-        if id(weight) not in made:
-            lora = made[id(weight)] = Lora(weight, settings.rank, settings.alpha)
-            bound = weight.shape[-1] ** -0.5  # as in `peft`: Kaiming uniform with a = sqrt(5)
-            noise = torch.rand(lora.A.shape, generator=generator)
-            lora.A.data.copy_((2 * noise - 1) * bound)
-        site.put(name, made[id(weight)])
+    sites = adapter_sites(model)
+    targets = [path for path in sites if groups_of([path], settings.targets)]
+    for weight, paths in sites_by_weight(model, targets):
+        lora = Lora(weight, settings.rank, settings.alpha)
+        bound = weight.shape[-1] ** -0.5  # as in `peft`: Kaiming uniform with a = sqrt(5)
+        noise = torch.rand(lora.A.shape, generator=generator)
+        lora.A.data.copy_((2 * noise - 1) * bound)
+        for path in paths:
+            sites[path].put(name, lora)
     activate(model, name)
     train_only(model, name)
+
+
+def sites_by_weight(model: DiffusionGemma, paths: Iterable[str]) -> list[tuple[Tensor | Packed, list[str]]]:
+    """Return each weight once, with those of the paths that lead to it: encoder and decoder share most weights."""
+    weights: dict[int, Tensor | Packed] = {}
+    paths_of: dict[int, list[str]] = {}
+    for path in paths:
+        weight = weight_of(model, path)
+        weights[id(weight)] = weight
+        paths_of.setdefault(id(weight), []).append(path)
+    return [(weights[key], paths_of[key]) for key in weights]
 
 
 def factor_values(model: DiffusionGemma, settings: LoraSettings) -> int:
@@ -157,21 +175,25 @@ def merge(model: DiffusionGemma, name: str = "default") -> None:
             "load the model with this adapter only"
         )
     sites = adapter_sites(model)
-    by_weight: dict[int, list[str]] = {}
-    for path in sites:
-        by_weight.setdefault(id(weight_of(model, path)), []).append(path)
-    for paths in by_weight.values():
-        if len({None if (lora := sites[path].get(name)) is None else id(lora.A) for path in paths}) > 1:
-            raise InputError(
-                f"adapter {name!r} changes {' and '.join(map(checkpoint_name, paths))} differently, but they are one "
-                "weight: it cannot be merged. Use it unmerged, or train one with gesso, which changes both alike"
-            )
-    for paths in by_weight.values():
-        if (lora := sites[paths[0]].get(name)) is not None:
-            fold(model.get_parameter(paths[0]).detach(), lora.A.detach(), lora.B.detach(), lora.scale)
+    changes = [(paths[0], _change(sites, name, paths)) for _, paths in sites_by_weight(model, sites)]
+    for path, lora in changes:
+        if lora is not None:
+            fold(model.get_parameter(path).detach(), lora.A.detach(), lora.B.detach(), lora.scale)
     remove(model, name)
     if model.config.tie_word_embeddings:
         model.encoder.layers = model.decoder.layers  # undo `split_encoder`
+
+
+def _change(sites: Mapping[str, Adapters], name: str, paths: Sequence[str]) -> Lora | None:
+    """Return what an adapter changes of the one weight at these paths."""
+    loras = [sites[path].get(name) for path in paths]
+    factors = {None if lora is None else id(lora.A) for lora in loras}
+    if len(factors) > 1:
+        raise InputError(
+            f"adapter {name!r} changes {' and '.join(map(checkpoint_name, paths))} differently, but they are one "
+            "weight: it cannot be merged. Use it unmerged, or train one with gesso, which changes both alike"
+        )
+    return loras[0]
 
 
 def fold(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
