@@ -33,17 +33,19 @@ class Router(nn.Module):
 def route(scores_TE: Tensor, expert_scale_E: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the K most probable experts and their weights [T, K]: renormalized, times each expert's own scale.
 
-    If all experts run (`runs_all`), return all of them; those not chosen have weight zero.
+    If all experts run (`runs_all`), return all of them, [T, E]; those not chosen have weight zero.
     """
     probability_TE = scores_TE.softmax(-1, dtype=torch.float32)
-    experts = scores_TE.shape[-1]
-    if runs_all(experts, k):
-        index_TK = torch.arange(experts, device=scores_TE.device).expand_as(scores_TE)
-        probability_TK, scale = probability_TE * chosen(probability_TE, k), expert_scale_E
-    else:
-        probability_TK, index_TK = probability_TE.topk(k, dim=-1)
-        scale = expert_scale_E[index_TK]
-    return index_TK, probability_TK / probability_TK.sum(-1, keepdim=True) * scale
+    if runs_all(scores_TE.shape[-1], k):
+        return _route_to_all(probability_TE, expert_scale_E, k)
+    probability_TK, index_TK = probability_TE.topk(k, dim=-1)
+    return index_TK, probability_TK / probability_TK.sum(-1, keepdim=True) * expert_scale_E[index_TK]
+
+
+def _route_to_all(probability_TE: Tensor, expert_scale_E: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    index_TE = torch.arange(probability_TE.shape[-1], device=probability_TE.device).expand_as(probability_TE)
+    kept_TE = probability_TE * chosen(probability_TE, k)
+    return index_TE, kept_TE / kept_TE.sum(-1, keepdim=True) * expert_scale_E
 
 
 def runs_all(experts: int, k: int) -> bool:
@@ -71,9 +73,16 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, width))
 
     def forward(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor) -> Tensor:
-        if index_TK.shape[1] == len(self.gate_up_proj):  # `runs_all`: K is E
-            y_TEI = gated_gelu(*self.fan_out(x_TH).chunk(2, -1))
-            return self.fan_in(y_TEI * weight_TK[..., None].to(y_TEI.dtype)).to(x_TH.dtype)
+        """Return the weighted sums of the experts that `route` has returned, with their weights."""
+        if index_TK.shape[1] == len(self.gate_up_proj):
+            return self._sum_of_all(x_TH, weight_TE=weight_TK)
+        return self._sum_of_chosen(x_TH, index_TK, weight_TK)
+
+    def _sum_of_all(self, x_TH: Tensor, weight_TE: Tensor) -> Tensor:
+        y_TEI = gated_gelu(*self.fan_out(x_TH).chunk(2, -1))
+        return self.fan_in(y_TEI * weight_TE[..., None].to(y_TEI.dtype)).to(x_TH.dtype)
+
+    def _sum_of_chosen(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor) -> Tensor:
         k = index_TK.shape[1]
         order = index_TK.flatten().argsort(stable=True)  # (token, choice) pairs, grouped by expert
         counts = index_TK.flatten().bincount(minlength=len(self.gate_up_proj)).tolist()

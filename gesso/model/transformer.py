@@ -67,15 +67,17 @@ class DiffusionGemma(nn.Module):
         texts = [ids_S[text_S] for ids_S, text_S in zip(ids_BS, text_BS, strict=True)]
         if not text_BS.any():
             raise InputError("nothing to encode: every token is marked as padding")
-        segments = [list(_segments(ids_S, self.config.image_token_id if images else None)) for ids_S in texts]
-        seen = _matched(images, [run for row in segments for run, is_image in row if is_image])
+        image_token = self.config.image_token_id if images else None
+        segments = [list(_segments(ids_S, image_token)) for ids_S in texts]
+        _check_images(images, [run_S for row in segments for run_S, is_image in row if is_image])
         for row, ids_S in enumerate(texts):
             cache.reserve(row, len(ids_S))
-        hidden = [
-            self.run(run, cache, row, causal=True, image_SH=next(seen) if is_image else None)
-            for row, runs in enumerate(segments)
-            for run, is_image in runs
-        ]
+        hidden: list[Tensor] = []
+        waiting = list(images)
+        for row, row_segments in enumerate(segments):
+            for run_S, is_image in row_segments:
+                image_SH = waiting.pop(0) if is_image else None
+                hidden.append(self.run(run_S, cache, row, causal=True, image_SH=image_SH))
         hidden_BSH = hidden[0].new_zeros(*ids_BS.shape, self.config.hidden_size)
         hidden_BSH[text_BS] = torch.cat(hidden)
         return hidden_BSH
@@ -217,21 +219,24 @@ def _rounded(value: float, dtype: torch.dtype) -> float:
 
 def _segments(ids_S: Tensor, image_token: int | None) -> Iterator[tuple[Tensor, bool]]:
     """Split text into runs of image tokens and the text between them; yield each run, and whether it is an image."""
-    is_image_S = ids_S == (-1 if image_token is None else image_token)
+    if image_token is None:
+        if len(ids_S):
+            yield ids_S, False
+        return
+    is_image_S = ids_S == image_token
     borders = (is_image_S[1:] != is_image_S[:-1]).nonzero().flatten() + 1
-    for run in torch.tensor_split(ids_S, borders.cpu()):
-        if len(run):
-            yield run, bool(run[0] == image_token) if image_token is not None else False
+    for run_S in torch.tensor_split(ids_S, borders.cpu()):
+        if len(run_S):
+            yield run_S, bool(run_S[0] == image_token)
 
 
-def _matched(images: Sequence[Tensor], runs: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Return the images, one for each run of image tokens, if they have the same lengths."""
+def _check_images(images: Sequence[Tensor], runs: Sequence[Tensor]) -> None:
+    """Check that there is one image for each run of image tokens, of the same length."""
     if [len(image) for image in images] != [len(run) for run in runs]:
         raise InputError(
             f"the ids have runs of {[len(run) for run in runs]} image tokens, but the images have "
             f"{[len(image) for image in images]} soft tokens; give one image for each run, in order"
         )
-    return iter(images)
 
 
 def softcapped_logits(hidden: Tensor, head_VH: Tensor, softcap: float) -> Tensor:
