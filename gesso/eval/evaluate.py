@@ -184,15 +184,15 @@ def evaluate(
     another form, up to `attempts` times in all. The likeliest of `candidates` is taken. With `pinned`, holes are filled
     with the suffix pinned in the canvas instead of in the prompt.
     """
-    asked = list(items)
-    if not asked:
+    items = list(items)
+    if not items:
         raise InputError("there are no items to evaluate")
     if batch is not None and batch < 1:
         raise InputError(f"batch must be at least 1, got {batch}")
-    if constrained and not any(item.constraint for item in asked):
+    if constrained and not any(item.constraint for item in items):
         raise InputError(f"constrained evaluation needs items with constraints; those of {task.name} have none")
     tries = Tries(attempts, candidates, pinned)
-    tries.check(task, asked)
+    tries.check(task, items)
     options = {**task.options, **renamed.translated(options)}
     # Reject invalid settings now; otherwise every item would fail.
     diffusion = {name: value for name, value in options.items() if name not in REQUEST_OPTIONS}
@@ -202,16 +202,16 @@ def evaluate(
     batch = batch or len(g.engine.scheduler.rows)
     questions = [
         Question(item, item_seed(seed, index), {**options, **(item.constraint if constrained else {})})
-        for index, item in enumerate(asked)
+        for index, item in enumerate(items)
     ]
-    for index, tried, seconds in answers(g, task, questions, batch, tries):
-        outcomes[index] = outcome(g, task, questions[index], tried, seconds, attempts)
+    for index, answer, seconds in answers(g, task, questions, batch, tries):
+        outcomes[index] = outcome(g, task, questions[index], answer, seconds, attempts)
         if progress:
-            progress(len(outcomes), len(asked))
+            progress(len(outcomes), len(items))
     return Evaluation(
         task=task.name,
         data=dict(data or {}),
-        fingerprint=fingerprint(asked),
+        fingerprint=fingerprint(items),
         model={"name": str(g.directory), "device": str(g.model.device), "dtype": str(g.model.dtype).split(".")[-1]},
         settings={
             **{name: _plain(value) for name, value in {**options, **chosen}.items()},
@@ -220,36 +220,66 @@ def evaluate(
         },
         seed=seed,
         seconds=time.perf_counter() - start,
-        outcomes=tuple(outcomes[index] for index in range(len(asked))),
+        outcomes=tuple(outcomes[index] for index in range(len(items))),
     )
 
 
 def outcome(
-    g: "Gesso", task: Task, question: Question, tried: Answer | Exception, seconds: float, attempts: int
+    g: "Gesso", task: Task, question: Question, answer: Answer | Exception, seconds: float, attempts: int
 ) -> Outcome:
-    """Return the scored answer to a question."""
-    item = question.item
-    shared: dict[str, Any] = {"name": item.name, "seed": question.seed, "expected": item.expected, "seconds": seconds}
-    if isinstance(tried, float):
-        return Outcome(**shared, scores={LOG_PROBABILITY: tried})
-    if isinstance(tried, Exception) and LOG_PROBABILITY in task.scores:
-        raise InputError(f"{item.name}: {tried}")  # no number stands for a text that cannot be read
-    if isinstance(tried, Exception):
-        none = dict.fromkeys(task.scores, 0.0)
-        first = none if attempts > 1 else {}
-        return Outcome(**shared, scores=none, first_scores=first, error=str(tried) or repr(tried))
-    outputs = [output(g, task, item, one) for one in tried]
-    usage = total_usage([one.usage for one in tried], tried[-1].usage.completion_tokens)
+    """Return the scored answer to a question: a likelihood, the results of all attempts, or an error."""
+    if isinstance(answer, float):
+        return likelihood_outcome(question, seconds, answer)
+    if isinstance(answer, Exception):
+        return failed_outcome(question, seconds, answer, task, attempts)
+    outputs = [output(g, task, question.item, result) for result in answer]
+    return answered_outcome(question, seconds, answer, outputs, task, attempts)
+
+
+def likelihood_outcome(question: Question, seconds: float, log_probability: float) -> Outcome:
     return Outcome(
-        **shared,
+        name=question.item.name,
+        seed=question.seed,
+        expected=question.item.expected,
+        seconds=seconds,
+        scores={LOG_PROBABILITY: log_probability},
+    )
+
+
+def failed_outcome(question: Question, seconds: float, error: Exception, task: Task, attempts: int) -> Outcome:
+    if LOG_PROBABILITY in task.scores:
+        raise InputError(f"{question.item.name}: {error}")  # no number stands for a text that cannot be read
+    zeros = dict.fromkeys(task.scores, 0.0)
+    return Outcome(
+        name=question.item.name,
+        seed=question.seed,
+        expected=question.item.expected,
+        seconds=seconds,
+        scores=zeros,
+        first_scores=zeros if attempts > 1 else {},
+        error=str(error) or repr(error),
+    )
+
+
+def answered_outcome(
+    question: Question, seconds: float, results: Sequence[Result], outputs: Sequence[str], task: Task, attempts: int
+) -> Outcome:
+    """Return the outcome of one or more attempts, of which the last counts."""
+    last = results[-1]
+    usage = total_usage([result.usage for result in results], last.usage.completion_tokens)
+    return Outcome(
+        name=question.item.name,
+        seed=question.seed,
+        expected=question.item.expected,
+        seconds=seconds,
         output=outputs[-1],
-        scores=task.score(item, outputs[-1]),
-        finish_reason=tried[-1].finish_reason,
+        scores=task.score(question.item, outputs[-1]),
+        first_scores=task.score(question.item, outputs[0]) if attempts > 1 else {},
+        finish_reason=last.finish_reason,
         denoising_steps=usage.denoising_steps,
         tokens_per_step=usage.tokens_per_step,
-        attempts=len(tried),
-        confidence=getattr(tried[-1], "confidence", None),
-        first_scores=task.score(item, outputs[0]) if attempts > 1 else {},
+        attempts=len(results),
+        confidence=getattr(last, "confidence", None),
     )
 
 
