@@ -48,7 +48,7 @@ def bench(
         from gesso.bench import model as generation
 
         rules = {"sampler": rule_of(sampler, SETTINGS["sampler"]), "stopping": rule_of(stopping, SETTINGS["stopping"])}
-        found = generation.bench(
+        report = generation.bench(
             loading.model,
             batches=batches,
             prompt=prompt,
@@ -58,8 +58,11 @@ def bench(
             **loading.keywords(),
         )
         if plot is not None:
-            plot.write_text(generation.draw(found), encoding="utf-8")
-        print_json(found) if json else print_styled(lambda console: generation.render(found, console))
+            plot.write_text(generation.draw(report), encoding="utf-8")
+        if json:
+            print_json(report)
+        else:
+            print_styled(lambda console: generation.render(report, console))
     elif what == "serve":
         from gesso.bench import serve
 

@@ -159,15 +159,17 @@ class Conversation:
         note(f"the next message shows {' and '.join(names)} ({sum(image.tokens for image in images)} tokens)")
 
     def ask(self, question: str | list[dict[str, Any]], before: list[dict[str, Any]]) -> None:
-        self.question, self.before, self.last_seed = question, before, None
-        asked = [*before, {"role": "user", "content": question}]
-        request = self.model.chat_request(asked, **{**self.options, "seed": self.seed})
+        self.question = question
+        self.before = before
+        self.last_seed = None
+        conversation = [*before, {"role": "user", "content": question}]
+        request = self.model.chat_request(conversation, **{**self.options, "seed": self.seed})
         events = self.model.events(request, retry=True)  # only the end is printed
         result = follow(self.model, events, self.live and not self.json)
         answer = self.model.read_answer(result, self.options.get("tools"))
         calls = [asdict(call) for call in answer.tool_calls]
         # Only now: if the answer is stopped, the question must not stay in the conversation.
-        self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+        self.messages = [*conversation, {"role": "assistant", "content": answer.text}]
         shown = [part.get("image") for part in question] if isinstance(question, list) else []
         self.images = [image for image in self.images if image not in shown]  # others belong to the next question
         if calls:

@@ -41,11 +41,11 @@ def read_defaults(path: Path, commands: Mapping[str, Any]) -> dict[str, dict[str
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not TOML: {error}") from None
     options = {name: _options(command) for name, command in commands.items()}
-    known = {option for names in options.values() for option in names}
+    all_options = {option for names in options.values() for option in names}
     shared = {key: value for key, value in content.items() if not isinstance(value, dict)}
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
-    for key in shared.keys() - known:
-        raise _unknown(path, f"option {key!r}", key, known)
+    for key in shared.keys() - all_options:
+        raise _unknown(path, f"option {key!r}", key, all_options)
     for key in tables.keys() - options.keys():
         raise _unknown(path, f"command [{key}]", key, options)
     return {

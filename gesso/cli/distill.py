@@ -129,16 +129,18 @@ def distill(
         raise InputError(f"{recipe} has no [distill] section; add one, or train it with gesso train")
     if settings is None and out is None and not (record_only and trajectories):
         raise InputError("give --out, the directory of the run")
-    own = tuple(trajectories or ())
     if settings is not None and settings.distill is not None:
-        places, model, quantize = settings.distill.trajectories, settings.model.path, settings.model.quantize
+        places = settings.distill.trajectories
+        model = settings.model.path
+        quantize = settings.model.quantize
     else:
-        places = own or (f"{out}/{RECORDINGS}",)
+        places = tuple(trajectories or (f"{out}/{RECORDINGS}",))
     began = time.monotonic()
     if task is not None or data:
         if "RANK" in os.environ:
             raise InputError("runs are recorded in one process; record them first, then torchrun gesso train RECIPE")
-        if len(into := own or places) > 1:
+        into = tuple(trajectories or places)
+        if len(into) > 1:
             raise InputError("a command records into one directory: name it with --trajectories DIRECTORY")
         options = denoising.diffusion()
         options |= {"steps": denoising_steps} if denoising_steps else {}
@@ -232,12 +234,15 @@ def _lines(recipe: "Recipe") -> list[str]:
     """Return the choices, in a few lines."""
     from gesso.bundled import BASE
 
-    run, chosen, lora = recipe.run, recipe.distill, recipe.lora
-    assert chosen is not None
+    run = recipe.run
+    distill = recipe.distill
+    assert distill is not None
+    lora = recipe.lora
     trained = f"adapter of rank {getattr(lora, 'rank', '')}" if lora else "all weights"
     examples = run.batch_size * run.accumulate
     return [
         f"model    {recipe.model.path or BASE}, {recipe.model.quantize or recipe.model.dtype}, {trained}",
-        f"steps    {run.steps:,} of {examples} examples, {chosen.rows:.0%} ordinary rows, objective {chosen.objective}",
+        f"steps    {run.steps:,} of {examples} examples, {distill.rows:.0%} ordinary rows, "
+        f"objective {distill.objective}",
         f"rate     {recipe.optimizer.lr:.2g}, cosine to 10 %, after {recipe.optimizer.warmup} steps of warm-up",
     ]

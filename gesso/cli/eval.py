@@ -123,12 +123,12 @@ def _earlier(path: Path, items: "Sequence[Item]", count: int) -> "list[Run]":
     from gesso.eval.evaluate import fingerprint
     from gesso.eval.paired import check_same_items, read_runs
 
-    found = read_runs(path)
-    if len(found) not in (1, count):
-        raise InputError(f"{path} has {len(found)} evaluations; --against needs one, or one per --steps")
-    for run in found:
+    runs = read_runs(path)
+    if len(runs) not in (1, count):
+        raise InputError(f"{path} has {len(runs)} evaluations; --against needs one, or one per --steps")
+    for run in runs:
         check_same_items(run.fingerprint, fingerprint(items))
-    return found if len(found) == count else found * count
+    return runs if len(runs) == count else runs * count
 
 
 def _compared(

@@ -26,12 +26,12 @@ def shortage(
     from gesso.memory.device import memory_of
 
     where = find_device(device)
-    found = memory_of(where, ours=True)
+    device_memory = memory_of(where, ours=True)
     if aliases.is_automatic(model):
-        choice = aliases.choose(found.device, found.budget(memory), quantize)
+        choice = aliases.choose(device_memory.device, device_memory.budget(memory), quantize)
         model, quantize = choice.name, choice.quantize or quantize
     source = locate(model)
-    budget = budgets.budget_of(source, found, memory, find_dtype(dtype, where).itemsize, None)
+    budget = budgets.budget_of(source, device_memory, memory, find_dtype(dtype, where).itemsize, None)
     context = min(budgets.CONTEXT, source.config.max_position_embeddings)
     allowed = budget.precisions() if quantize == "auto" else [quantize or "none"]
     placement = budget.place(allowed, context, 1, shorter=True) or budgets.Placement(allowed[-1])
@@ -44,7 +44,7 @@ def advice(arguments: Sequence[str], fits: str | None) -> str:
     if fits is None:
         return "use a shorter text, a larger --memory, another device or a smaller model"
     pairs = zip(["", *arguments], arguments, strict=False)  # each word with the one before it
-    kept = [word for before, word in pairs if "--quantize" not in (before, word.partition("=")[0])]
+    others = [word for before, word in pairs if "--quantize" not in (before, word.partition("=")[0])]
     # After the name of the command: at the end, it could follow a `--`.
-    command = shlex.join(["gesso", *kept[:1], "--quantize", fits, *kept[1:]])
+    command = shlex.join(["gesso", *others[:1], "--quantize", fits, *others[1:]])
     return f"this fits: {command}" if len(command) <= LONGEST_COMMAND else f"it fits with --quantize {fits}"

@@ -25,11 +25,11 @@ def models(
     """List the models on this machine: the bundled ones, and those in the Hugging Face cache."""
     from gesso.checkpoint import local
 
-    found = local.models()
+    installed = local.models()
     if json:
-        print_json([asdict(model) for model in found])
+        print_json([asdict(model) for model in installed])
     else:
-        print_styled(lambda console: _render(found, console))
+        print_styled(lambda console: _render(installed, console))
 
 
 def rm(

@@ -318,16 +318,16 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     A parameter of the command hides a field of the same name.
     """
     parameters = inspect.signature(command).parameters.values()
-    own = [p for p in parameters if not is_dataclass(p.annotation)]
+    plain = [p for p in parameters if not is_dataclass(p.annotation)]
     groups: dict[str, Any] = {p.name: p.annotation for p in parameters if is_dataclass(p.annotation)}
-    taken = {p.name for p in own}
-    own_fields = {
-        name: [p for p in inspect.signature(group).parameters.values() if p.name not in taken]
+    hidden = {p.name for p in plain}
+    fields = {
+        name: [p for p in inspect.signature(group).parameters.values() if p.name not in hidden]
         for name, group in groups.items()
     }
 
     def run(**given: Any) -> None:
-        options = {name: groups[name](**{p.name: given.pop(p.name) for p in own_fields[name]}) for name in groups}
+        options = {name: groups[name](**{p.name: given.pop(p.name) for p in fields[name]}) for name in groups}
         try:
             command(**given, **options)
         except (RuntimeError, MemoryError) as error:
@@ -337,9 +337,10 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             model = given.get("model_argument") or given.get("model") or loading.model
             raise shortage(model, **loading.keywords()) from None
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
     keyword_only = inspect.Parameter.KEYWORD_ONLY
-    signature = [p.replace(kind=keyword_only) for p in [*own, *(p for group in own_fields.values() for p in group)]]
+    signature = [p.replace(kind=keyword_only) for p in [*plain, *(p for group in fields.values() for p in group)]]
     run.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     return run
 

@@ -34,7 +34,7 @@ def pull(
 
 def hub_name(name: str) -> HubName:
     """Return the parts of a hub name or alias."""
-    found = HubName.parse(str(aliases.hub_name(name)))
-    if found is None:
+    parts = HubName.parse(str(aliases.hub_name(name)))
+    if parts is None:
         raise InputError(f"{name!r} is not a Hugging Face name of the form owner/model or owner/model:FILE.gguf")
-    return found
+    return parts

@@ -59,17 +59,17 @@ def infill(
             f"{_name(file)} has no hole; write {marker} where text is missing, or give its marker with --marker"
         )
     keywords = {"method": method, "context": context, "candidates": candidates, **options.keywords()}
-    found = loading.load().infill_holes(parts, **keywords)
-    failure = _replace(file, text, found.text) if in_place else None
+    result = loading.load().infill_holes(parts, **keywords)
+    failure = _replace(file, text, result.text) if in_place else None
     if json:
-        print_json({"text": found.text, "middles": [asdict(filled) for filled in found.middles]})
+        print_json({"text": result.text, "middles": [asdict(filled) for filled in result.middles]})
     elif middle and not failure:
-        for filled in found.middles:
+        for filled in result.middles:
             print_text(filled.text)
     elif not in_place or failure:
-        print_as_is(found.text)
+        print_as_is(result.text)
     if not json:
-        for filled in found.middles:
+        for filled in result.middles:
             _note(filled, filled.method)
     if failure:
         raise InputError(failure)

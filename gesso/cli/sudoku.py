@@ -58,10 +58,10 @@ def sudoku(
         if not json:
             note(f"{name} shows\n{puzzles[-1].lines()}")
     solved = 0
-    for asked in puzzles:
-        name = f"{asked.name}: " if len(puzzles) > 1 else ""
+    for given_puzzle in puzzles:
+        name = f"{given_puzzle.name}: " if len(puzzles) > 1 else ""
         watch = live and not json
-        for attempt in solving.attempts(solver, asked, most=attempts, watch=watch, seed=seed, **settings):
+        for attempt in solving.attempts(solver, given_puzzle, most=attempts, watch=watch, seed=seed, **settings):
             if not attempt.solved and attempt.number < attempts and not json:
                 note(f"{name}attempt {attempt.number}: {attempt.verdict()}; trying again")
         solved += attempt.solved

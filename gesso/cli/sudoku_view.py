@@ -86,10 +86,10 @@ def read_picture(model: "Gesso", picture: "PIL.Image.Image", name: str) -> Puzzl
 def _from_text(text: str, name: str) -> list[Puzzle]:
     if _is_grid(text):  # one puzzle on any number of lines
         return [_puzzle(name, text)]
-    found = [_puzzle(f"{name}:{number}", puzzle, given) for number, puzzle, given in find_puzzles(text, name)]
-    if not found:
+    puzzles = [_puzzle(f"{name}:{number}", puzzle, given) for number, puzzle, given in find_puzzles(text, name)]
+    if not puzzles:
         raise InputError(f"{name}: no puzzle found; expected 81 digits or dots per line")
-    return found
+    return puzzles
 
 
 def _is_grid(text: str) -> bool:
@@ -155,11 +155,11 @@ class Attempt:
 
 def repeated(grid: Sequence[str]) -> set[int]:
     """Return the cells whose digit also occurs elsewhere in their row, column or box."""
-    found: set[int] = set()
+    cells: set[int] = set()
     for unit in UNITS.values():
         signs = [grid[cell] for cell in unit]
-        found |= {cell for cell in unit if grid[cell] in DIGITS and signs.count(grid[cell]) > 1}
-    return found
+        cells |= {cell for cell in unit if grid[cell] in DIGITS and signs.count(grid[cell]) > 1}
+    return cells
 
 
 def _count(number: int, noun: str) -> str:
@@ -188,8 +188,10 @@ def attempts(
         events = model.stream(prompt, **{**Sudoku.options, **options, "seed": seed})
         result, took = _follow(model, shown, events, watch, status)
         answer = back("".join(result.text.split()))
-        steps, seconds, seed = steps + result.usage.denoising_steps, seconds + took, result.seed
-        attempt = Attempt(puzzle=puzzle, answer=answer, number=number, steps=steps, seconds=seconds, seed=result.seed)
+        steps += result.usage.denoising_steps
+        seconds += took
+        seed = result.seed
+        attempt = Attempt(puzzle=puzzle, answer=answer, number=number, steps=steps, seconds=seconds, seed=seed)
         yield attempt
         if attempt.solved:
             return
@@ -209,9 +211,9 @@ def _follow(
     seconds, drawn = 0.0, time.perf_counter()
     with live or nullcontext():
         while True:
-            asked = time.perf_counter()
+            began = time.perf_counter()
             event = next(events)
-            seconds += time.perf_counter() - asked
+            seconds += time.perf_counter() - began
             if live and event.kind in ("draft", "done"):
                 time.sleep(max(0.0, drawn + FRAME_SECONDS - time.perf_counter()))
             if event.kind == "done":

@@ -70,9 +70,9 @@ def read_quantization(given: Any) -> str | None:
     groups = given.get("config_groups")
     if tool != "compressed-tensors" or not isinstance(groups, Mapping):
         return str(tool)
-    found = [_described(group, given.get("format")) for group in groups.values()]
+    described = [_described(group, given.get("format")) for group in groups.values()]
     for name in QUANTIZATIONS:
-        if found == [_described(group, None) for group in quantization_config(name)["config_groups"].values()]:
+        if described == [_described(group, None) for group in quantization_config(name)["config_groups"].values()]:
             where = "config: targets in quantization_config"
             targets = {target for group in groups.values() for target in strings(group.get("targets"), where)}
             return name if targets & set(_TABLES) else name + LAYERS

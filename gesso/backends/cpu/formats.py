@@ -20,6 +20,7 @@ def for_cpu(packed: Packed) -> Packed:
         return packed
     is_stack = len(packed.shape) == 3
     parts = packed.unbind() if is_stack else packed.split(ROWS)
-    each = [FORMATS["int8"].pack(part.dense(torch.float32)) for part in parts]
+    packed_parts = [FORMATS["int8"].pack(part.dense(torch.float32)) for part in parts]
     join = torch.stack if is_stack else torch.cat
-    return repacked("int8", packed, {key: join([one[key] for one in each]) for key in each[0]})
+    names = packed_parts[0].keys()
+    return repacked("int8", packed, {name: join([tensors[name] for tensors in packed_parts]) for name in names})

@@ -61,11 +61,12 @@ def _parallel() -> Any:
     ]
     for library in (*map(str, paths), None):  # None: whatever this process has loaded, in a torch that bundles none
         try:
-            found = ctypes.CDLL(library).GOMP_parallel
+            parallel = ctypes.CDLL(library).GOMP_parallel
         except (AttributeError, OSError, TypeError):  # TypeError: None is not accepted on Windows
             continue
-        found.argtypes, found.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-        return found
+        parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        parallel.restype = None
+        return parallel
     return None
 
 

@@ -108,7 +108,8 @@ class TokenPass:
         }
         places, most = [], 0
         for shape, layer in zip(config.layers, cache.layers, strict=True):
-            keys_LMD, values_LMD, (cos, sin) = layer.k[row], layer.v[row], rotations[shape]
+            keys_LMD, values_LMD = layer.k[row], layer.v[row]
+            cos, sin = rotations[shape]
             count, oldest, unseen = seen(layer, row, start)
             most = max(most, count)
             addresses = (tensor.data_ptr() for tensor in (keys_LMD, values_LMD, cos, sin))
@@ -132,8 +133,10 @@ class TokenPass:
 
 def _matrices(layer: Layer) -> dict[int, Matrix | None]:
     """Return the packed matrices of a layer by field; None where there is none, or none with a kernel."""
-    attention, mlp, experts = layer.self_attn, layer.mlp, layer.experts
-    found: Mapping[int, object] = {
+    attention = layer.self_attn
+    mlp = layer.mlp
+    experts = layer.experts
+    weights: Mapping[int, object] = {
         table.Q_PROJ: attention.q_proj.weight,
         table.K_PROJ: attention.k_proj.weight,
         table.V_PROJ: None if attention.v_proj is None else attention.v_proj.weight,
@@ -144,7 +147,7 @@ def _matrices(layer: Layer) -> dict[int, Matrix | None]:
         table.EXPERTS_UP: experts.gate_up_proj,
         table.EXPERTS_DOWN: experts.down_proj,
     }
-    return {field: getattr(weight, "product", None) for field, weight in found.items()}
+    return {field: getattr(weight, "product", None) for field, weight in weights.items()}
 
 
 def _weights(layer: Layer) -> dict[int, Tensor]:
@@ -176,12 +179,12 @@ def _buffers(config: Config) -> dict[int, Tensor]:
         table.NEW_VALUES: keys, table.ATTENDED: queries, table.GATES: dense, table.UPS: dense, table.DENSE: hidden,
         table.ROUTES: experts, table.WEIGHT: k, table.EXPERT_HIDDEN: 2 * k * width, table.SPARSE: hidden,
     }  # fmt: skip
-    found = {field: torch.empty(1, size) for field, size in floats.items()}
+    buffers = {field: torch.empty(1, size) for field, size in floats.items()}
 
     def rounded(inputs: int) -> Tensor:
         return torch.empty(-(-inputs // BLOCK) * ROW_BLOCK_BYTES, dtype=torch.uint8)
 
-    found[table.ROUNDED] = rounded(max(hidden, queries, dense))
-    found[table.ROUNDED_EXPERTS] = torch.cat([rounded(max(hidden, width)), *(rounded(width) for _ in range(k - 1))])
-    found[table.INDEX] = torch.empty(k, dtype=torch.int64)
-    return found
+    buffers[table.ROUNDED] = rounded(max(hidden, queries, dense))
+    buffers[table.ROUNDED_EXPERTS] = torch.cat([rounded(max(hidden, width)), *(rounded(width) for _ in range(k - 1))])
+    buffers[table.INDEX] = torch.empty(k, dtype=torch.int64)
+    return buffers
