@@ -17,6 +17,7 @@ from gesso.backends.cuda.kernels import experts, experts_four_bit, linear, rows
 from gesso.backends.cuda.kernels.four_bit import FourBitMatrices, interleaved
 from gesso.backends.cuda.kernels.hidden import Hidden, new_fp8, new_interleaved, new_plain
 from gesso.backends.cuda.kernels.linear import BLOCK, FP8
+from gesso.cards.running import card_of
 from gesso.model.experts import route as expert_route
 
 READ = 4.27e12  # bytes per second, measured on an H200 (a sum over 2 GB); 4.8e12 by the datasheet
@@ -116,8 +117,8 @@ def _groups(index: Tensor, shape: Shape, precision: str, key: str) -> Callable[[
         if precision in GROUP:
             return ready[experts_four_bit.choose_tiling(key, precision, shape.tokens).rows]
         table = experts.UP if key == "up" else experts.DOWN
-        limits = table[FP8 if precision == "fp8" else torch.bfloat16]
-        return ready[next(tiling.rows for limit, tiling in limits if shape.tokens <= limit)]
+        dtype = FP8 if precision == "fp8" else torch.bfloat16
+        return ready[experts.tiling_for(table, dtype, shape.tokens, card_of(index.device)).rows]
 
     return now
 

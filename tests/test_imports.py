@@ -31,6 +31,7 @@ BELOW = {
     "renamed": {"checks", "errors"},
     "rules": set(),
     "own_code": {"errors"},
+    "cards": {"errors"},
     "cores": BASE,
     "progress": {"printable"},
     "settings": BASE,
@@ -38,12 +39,12 @@ BELOW = {
     "model": BASE,
     "adapters": CHECKPOINT,
     "diffusion": BASE,
-    "backends": WEIGHTS | {"diffusion", "images"},
+    "backends": WEIGHTS | {"cards", "diffusion", "images"},
     "chat": IMAGES,
     "bundled": BASE,
     "demo": set(),
     "checkpoint": CHECKPOINT,
-    "memory": CHECKPOINT,
+    "memory": CHECKPOINT | {"cards"},
     "constraints": TEXT,
     "engine": ENGINE,
     "infill": ENGINE | {"engine"},
@@ -54,7 +55,7 @@ BELOW = {
     "api": API,
     "loading": API | {"cores"},
     "choosing": API,
-    "info": CHECKPOINT | {"memory", "chat", "images"},
+    "info": CHECKPOINT | {"cards", "memory", "chat", "images"},
     "train": WEIGHTS | {"memory", "diffusion", "chat", "backends", "images", "own_code"},
     "eval": API | {"own_code"},
     "serve": API | {"choosing"},
@@ -62,7 +63,7 @@ BELOW = {
     "distill": API | {"train", "eval"},
     "bench": API | {"eval"},
     "cli": API
-    | {"choosing", "cores", "own_code", "serve", "train", "eval", "distill", "info", "trace", "bench", "demo"},
+    | {"cards", "choosing", "cores", "own_code", "serve", "train", "eval", "distill", "info", "trace", "bench", "demo"},
 }
 
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gesso.bundled import BASE
+from gesso.cards.named import CARDS, find
 from gesso.cli.options import MODEL_HELP
 from gesso.cli.terminal import print_json, print_styled, print_text
 from gesso.errors import InputError
-from gesso.info.hardware import CARDS
 
 if TYPE_CHECKING:
     from gesso.checkpoint.source import Source
@@ -29,11 +29,11 @@ def info(
     ] = None,
 ) -> None:
     """Describe a checkpoint: its size, the memory it needs, and reasons why it would not load."""
-    from gesso.info import fit, hardware, render
+    from gesso.info import fit, render
     from gesso.info.report import describe
     from gesso.info.verdict import verdict
 
-    card = None if gpu is None else hardware.find(gpu)
+    card = None if gpu is None else find(gpu)
     if card is None and steps is not None:
         raise InputError("--steps needs --gpu: it is the number of denoising steps per canvas on that card")
     source = _source(model)

@@ -8,9 +8,9 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gesso.cards.card import Card
 from gesso.checkpoint.parameters import empty_model
 from gesso.checkpoint.vision import vision_bytes
-from gesso.info.hardware import Card
 from gesso.info.precisions import CONTEXTS, QUANTIZE, TITLES
 from gesso.memory.sequences import cache_bytes
 from gesso.memory.units import gigabytes

@@ -4,11 +4,11 @@ For DiffusionGemma it is the choice of the alias on that card, which leaves a sh
 model it is the choice of the plan.
 """
 
+from gesso.cards.card import Card
 from gesso.checkpoint import aliases
 from gesso.checkpoint.random_weights import PUBLISHED_SHAPE
 from gesso.errors import DoesNotFitError
 from gesso.info.fit import Plan
-from gesso.info.hardware import Card
 from gesso.info.precisions import QUANTIZE
 from gesso.memory.device import SHARE, DeviceMemory
 

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from gesso.cards.running import INTERPRETER
+
 
 def test_the_tested_tiling_is_the_one_that_runs():
     kernels = pytest.importorskip("benchmarks.kernels")
@@ -16,7 +18,9 @@ def test_the_tested_tiling_is_the_one_that_runs():
                     matrices = experts.Matrices(torch.empty(1, 1, 1, dtype=key))
                     found = [experts.choose_tiling(table, matrices, tokens) for tokens in (1, 256, 2048)]
                 elif table in (linear.PLAIN, linear.GATED):
-                    found = [linear.choose_tiling(table, tokens, [2816], key)[0] for tokens in (1, 256, 2048)]
+                    found = [
+                        linear.choose_tiling(table, tokens, [2816], key, INTERPRETER)[0] for tokens in (1, 256, 2048)
+                    ]
                 else:
                     found = [kernels.experts_four_bit.choose_tiling(*key, tokens) for tokens in (1, 256, 2048)]
                 assert set(found) == {tiling}, name

@@ -73,9 +73,9 @@ def test_the_readme_is_short():
 
 
 def test_the_readme_says_what_the_verdict_says_of_each_card():
+    from gesso.cards.named import CARDS
     from gesso.checkpoint.random_weights import config_of
     from gesso.info.fit import plan
-    from gesso.info.hardware import CARDS
     from gesso.info.verdict import verdict
 
     rows = re.findall(r"^\| `([\w-]+)` \| (.+?) \| ([\d.]+ GB) \|$", prose("README.md"), re.MULTILINE)

@@ -18,7 +18,7 @@ def without_feed_forward() -> None:
 
 
 def without_attention() -> None:
-    attention_tiles._has_roles = lambda: False
+    attention_tiles._has_roles = lambda _: False
 
 
 def without_int4() -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from gesso.cards.card import Card
+from gesso.cards.named import CARDS, find
 from gesso.checkpoint.vision import vision_bytes
 from gesso.cli import main as cli
 from gesso.errors import InputError
 from gesso.info.fit import BATCHES, RULES, Fit, Plan, expert_share, plan
-from gesso.info.hardware import CARDS, Card, find
 from gesso.info.precisions import PRECISIONS
 from gesso.info.render import render_plan
 from gesso.memory.budget import PREFILL_GPU
@@ -318,7 +319,7 @@ def test_invalid_options_are_rejected_before_the_model_is_read(arguments, said, 
 
 
 def test_importing_fit_does_not_import_torch():
-    code = "import sys, gesso.info.fit, gesso.info.hardware; assert 'torch' not in sys.modules"
+    code = "import sys, gesso.info.fit, gesso.cards.named; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

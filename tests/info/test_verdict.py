@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gesso import loading
+from gesso.cards.named import CARDS
 from gesso.checkpoint.aliases import SOURCES
 from gesso.cli import main as cli
-from gesso.info.hardware import CARDS
 from gesso.info.verdict import TITLES
 from gesso.memory.device import SHARE, DeviceMemory
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from gesso.cards.named import CARDS
 from gesso.engine import seen
 from gesso.memory import workspace
 from gesso.memory.budget import Budget
@@ -107,9 +108,11 @@ def test_workspace_constants_equal_those_of_the_kernels():
     from gesso.backends.cuda.kernels import attention_tiles, rows, soft, vocab
 
     assert workspace.SOFT_SPLITS == soft.SPLITS and workspace.ROUTER_SPLITS == rows.SPLIT
-    assert min(vocab.LOGITS.columns, vocab.LOGITS_LOW.columns) == workspace.TILE_COLUMNS
-    assert max(vocab.LOGITS.columns, vocab.LOGITS_LOW.columns) == workspace.PADDED_COLUMNS
+    columns = [each.columns for each in (vocab.LOGITS, vocab.LOGITS_SMALL, vocab.LOGITS_LOW)]
+    assert min(columns) == workspace.TILE_COLUMNS and max(columns) == workspace.PADDED_COLUMNS
     assert plain.CHUNK_BYTES == workspace.CHUNK_BYTES
     for dim in (64, 128, 256, 512):
-        for tile in (attention_tiles.tiles(dim, torch.bfloat16, count) for count in (1, 16, 256)):
+        for tile in (
+            attention_tiles.tiles(dim, torch.bfloat16, card, count) for card in CARDS.values() for count in (1, 256)
+        ):
             assert tile.splits <= workspace.KEY_SPLITS[dim > 256]

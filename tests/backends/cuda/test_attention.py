@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import gesso.model.cache
+from gesso.cards.running import card_of
 from gesso.model.attention import attend_with_cache
 from gesso.model.cache import LayerKV
 from gesso.model.config import LayerShape, Rope
@@ -313,7 +314,7 @@ def test_small_and_large_tiles_give_the_same_bits(kind, length, dim, dtype):
     segments, cache = [Segment(0, 100, length, kind)], cache_of([100], dtype=dtype, dim=dim)
     qkv, caches = packed(segments, dtype=dtype, dim=dim), (cache, copy.deepcopy(cache))
     small, large = (
-        kernel.attention(*qkv, table_of(segments, each), tiles(dim, dtype, rows))
+        kernel.attention(*qkv, table_of(segments, each), tiles(dim, dtype, card_of(DEVICE), rows))
         for each, rows in zip(caches, (2 * length, MANY), strict=True)
     )
     assert torch.equal(small, large)
@@ -325,7 +326,7 @@ def test_small_and_large_tiles_give_the_same_bits(kind, length, dim, dtype):
 @pytest.mark.parametrize("segments", ROLES, ids=len)
 def test_warps_with_separate_roles_give_the_same_bits(segments, groups, dim, window):
     """The kernel for Hopper sums in the order of the plain Triton kernel, in all kinds of segments."""
-    chosen = tiles(dim, HALF)
+    chosen = tiles(dim, HALF, card_of(DEVICE))
     if not chosen.roles:
         pytest.skip("needs a Hopper GPU and the version of Triton that the kernel is written for")
     lengths = {segment.row: segment.start for segment in reversed(segments)}

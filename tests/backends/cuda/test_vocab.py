@@ -17,6 +17,7 @@ from gesso.backends.cuda.kernels.capped import Product
 from gesso.backends.cuda.kernels.hash import negative_gumbel
 from gesso.backends.cuda.kernels.top import most_likely
 from gesso.backends.torch import TorchBackend
+from gesso.cards.running import card_of, playing
 from gesso.checkpoint.quantize.formats import FORMATS
 from gesso.diffusion import hash
 from gesso.errors import InputError
@@ -36,6 +37,8 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(soft, "MEAN_LOW", Product(rows=32, columns=64, warps=4, stages=2, inner_bytes=64))
     monkeypatch.setattr(soft, "SPLITS", 3)
     monkeypatch.setattr(soft, "STREAM", 128)
+    with playing(replace(card_of(DEVICE), processors=2)):  # a program computes several tiles
+        yield
 
 
 @pytest.fixture(autouse=True)

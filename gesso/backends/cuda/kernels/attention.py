@@ -43,6 +43,7 @@ from gesso.backends.cuda.kernels.segments import (
     Table,
     tables,
 )  # fmt: skip
+from gesso.cards.running import card_of
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -68,7 +69,7 @@ def attention(
     """
     (tokens, heads, dim), kv_heads = q_TND.shape, k_TMD.shape[1]
     _check(q_TND, k_TMD, v_TMD)
-    shape = shape or tiles(dim, q_TND.dtype, table.longest * (heads // kv_heads))
+    shape = shape or tiles(dim, q_TND.dtype, card_of(q_TND.device), table.longest * (heads // kv_heads))
     if shape.roles and table.blocks:  # only `_attend` masks the blocks of images; its bits are the same
         shape = replace(shape, warps=8, roles=False)
     new = torch.zeros if table.appends or table.pads else torch.empty

@@ -3,13 +3,14 @@
 Letters as in `attention.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 import triton
 
 from gesso.backends.cuda.kernels.linear import MANY
+from gesso.cards.card import Card
 
 
 @dataclass(frozen=True)
@@ -22,18 +23,43 @@ class Tiles:
     splits: int = 1  # P defines the order of a canvas' sums, so it must never depend on the rest of the batch
     roles: bool = False  # warps with separate roles: `attention_hopper.py`
 
+    def shared_bytes(self, dim: int, itemsize: int, card: Card) -> int:
+        """Return the shared memory of the queries, and of the blocks of keys and values in flight."""
+        blocks = card.tiles_in_memory(self.stages)
+        return itemsize * (self.rows * dim + blocks * self.keys * (dim + self.values))
 
-@lru_cache
-def _has_roles() -> bool:
+
+# For head dimensions above 256, and for others, where V is at most D. On one card, all tiles of a head dimension have
+# the same keys, and 16 rows per warp, so they give the same bits.
+WIDE = (
+    Tiles(rows=128, keys=64, values=256, warps=8, stages=1, splits=2),
+    Tiles(rows=64, keys=32, values=256, warps=4, stages=1, splits=2),
+    Tiles(rows=64, keys=16, values=256, warps=4, stages=1, splits=2),
+)
+NARROW = (
+    Tiles(rows=128, keys=32, values=256, warps=8, stages=3, splits=4),
+    Tiles(rows=64, keys=32, values=256, warps=4, stages=3, splits=4),
+    Tiles(rows=64, keys=32, values=256, warps=4, stages=2, splits=4),
+)
+FLOAT32 = (
+    Tiles(rows=32, keys=16, values=128, warps=4, stages=1, splits=2),
+    Tiles(rows=16, keys=16, values=128, warps=4, stages=1, splits=2),
+)
+
+
+def _has_roles(card: Card) -> bool:
     """Return whether kernels whose warps have separate roles run here. They are written in Gluon, whose interface
     changes from version to version of Triton.
     """
-    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-    return hopper and triton.__version__.startswith("3.6.")
+    return card.has_warp_group_products and triton.__version__.startswith("3.6.")
 
 
-def tiles(dim: int, dtype: torch.dtype, rows: int = MANY) -> Tiles:
-    """Return tiles that fit a Hopper SM: 227 KB of shared memory, 65,536 registers, at most 255 of them per thread.
+@lru_cache
+def tiles(dim: int, dtype: torch.dtype, card: Card, rows: int = MANY) -> Tiles:
+    """Return the first tiles of a table that fit the card's shared memory.
+
+    The first of each table are for a Hopper SM: 227 KB of shared memory, 65,536 registers, at most 255 of them per
+    thread. Those for cards with less have not been measured.
 
     Every tile of rows reads all its keys and values, most of them from the L2 cache, which delivers some 40 KB per
     microsecond to each of the 132 SMs. 64 keys and values with D 256 are 64 KB, and 128 rows keep the tensor cores busy
@@ -63,17 +89,20 @@ def tiles(dim: int, dtype: torch.dtype, rows: int = MANY) -> Tiles:
 
     float32 does not use tensor cores, which would round to ten bits. It is there for comparison, not for speed.
     """
-    if dtype == torch.float32:
-        return Tiles(rows=32, keys=16, values=min(dim, 128), warps=4, stages=1, splits=2)
-    roles = dtype == torch.bfloat16 and dim in (256, 512) and _has_roles()
+    table = FLOAT32 if dtype == torch.float32 else WIDE if dim > 256 else NARROW
+    sized = (replace(each, values=min(dim, each.values)) for each in table)
+    chosen = next(each for each in sized if each.shared_bytes(dim, dtype.itemsize, card) <= card.block_bytes)
+    if dtype == torch.bfloat16 and dim in (256, 512) and _has_roles(card):
+        return _hopper_tiles(chosen, dim, rows)
+    if dtype != torch.float32 and rows <= 64:
+        return replace(chosen, rows=64, warps=4)
+    return chosen
+
+
+def _hopper_tiles(plain: Tiles, dim: int, rows: int) -> Tiles:
+    """Return tiles with separate roles, or half of one without them; both have blocks of 64 keys."""
     if dim > 256:
-        if rows <= 64:
-            return Tiles(rows=64, keys=64, values=256, warps=4, stages=1, splits=2)
-        return Tiles(rows=128, keys=64, values=256, warps=4 if roles else 8, stages=1, splits=2, roles=roles)
-    if roles and rows <= 64:
-        return Tiles(rows=64, keys=64, values=256, warps=4, stages=3, splits=4)
-    if roles:
-        return Tiles(rows=128, keys=64, values=256, warps=4, stages=2, splits=4, roles=True)
+        return replace(plain, rows=64, warps=4) if rows <= 64 else replace(plain, warps=4, roles=True)
     if rows <= 64:
-        return Tiles(rows=64, keys=32, values=dim, warps=4, stages=3, splits=4)
-    return Tiles(rows=128, keys=32, values=dim, warps=8, stages=3, splits=4)
+        return replace(plain, rows=64, keys=64, warps=4)
+    return replace(plain, keys=64, warps=4, stages=2, roles=True)

@@ -3,13 +3,16 @@
 Instead of tanh, these kernels use differences of distances to the cap, in powers of two.
 """
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from gesso.backends.cuda.kernels.linear import SHARED_REST
 from gesso.backends.cuda.kernels.special import exp2, reciprocal
+from gesso.cards.card import Card
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # below any logit, but finite: minus infinity times a probability of zero would be NaN
@@ -26,6 +29,26 @@ class Product(NamedTuple):
 
     def inner(self, dtype: torch.dtype) -> int:
         return self.inner_bytes // dtype.itemsize
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.rows + self.columns) * self.inner_bytes
+
+
+def no_epilogue(product: Product) -> int:
+    return 0
+
+
+def fitted(products: Sequence[Product], card: Card, epilogue_bytes: Callable[[Product], int] = no_epilogue) -> Product:
+    """Return the first tiling of which at least two stages and the epilogue fit the card's shared memory, with as many
+    of its stages as fit.
+    """
+    for product in products:
+        left = card.block_bytes - SHARED_REST - epilogue_bytes(product)
+        for stages in range(product.stages, 1, -1):
+            if card.tiles_in_memory(stages) * product.stage_bytes <= left:
+                return product._replace(stages=stages)
+    raise AssertionError("the last tiling of every table fits every card")
 
 
 @triton.jit

@@ -31,6 +31,7 @@ from gesso.backends.cuda.kernels.linear import (
     MANY,
     Tiling,
     Tilings,
+    fitted,
     gelu,
     precision,
     quantize_block,
@@ -43,6 +44,8 @@ from gesso.backends.cuda.kernels.low_rank import (
     arguments,
     can_launch_early,
 )
+from gesso.cards.card import Card
+from gesso.cards.running import card_of
 
 # Each entry: the largest number of tokens, and the tiling up to there. With one canvas an expert has some 16 rows, and
 # most bytes by far are weights. What matters then is how many bytes are in flight: columns * depth * stages * bytes,
@@ -67,7 +70,19 @@ DOWN = {
 
 
 def choose_tiling(table: dict[torch.dtype, Tilings], matrices: "Matrices", tokens: int) -> Tiling:
-    return next(tiling for limit, tiling in table[matrices.weight_EOI.dtype] if tokens <= limit)
+    return tiling_for(table, matrices.weight_EOI.dtype, tokens, card_of(matrices.weight_EOI.device))
+
+
+def tiling_for(table: dict[torch.dtype, Tilings], dtype: torch.dtype, tokens: int, card: Card) -> Tiling:
+    """Return the tiling for this many tokens, or the largest before it if that does not fit the card."""
+    pairs = 2 if table is UP else 1
+    chosen = None
+    for limit, entry in table[dtype]:
+        chosen = fitted(entry, card, dtype, pairs) or chosen
+        if tokens <= limit:
+            break
+    assert chosen is not None, "the first tiling of every table fits every card"
+    return chosen
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from gesso.backends.cuda.kernels.experts import Groups
 from gesso.backends.cuda.kernels.four_bit import FourBitMatrices
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.int4_hopper import convert, row_layout, selector, sliced
+from gesso.cards.running import card_of
 
 # Later versions of Triton have other names for these.
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
@@ -51,8 +52,7 @@ def fits(x: Tensor, matrices: FourBitMatrices) -> bool:
     return (
         matrices.format == "int4"
         and x.dtype == torch.bfloat16
-        and x.is_cuda
-        and torch.cuda.get_device_capability(x.device)[0] == 9
+        and card_of(x.device).has_warp_group_products
         and outputs % (2 * BLOCK.value) == 0
         and inputs % 64 == 0
         and all(each.data_ptr() % 16 == 0 for each in (x, matrices.packed_EOB, matrices.scale_EOG))

@@ -7,9 +7,6 @@ GPUs. A row gets the same bits from both. The kernel is in `feed_forward_hopper.
 T tokens, H hidden, E experts, K experts per token, I expert width, D dense width, R = T * K pairs, N tiles of rows.
 """
 
-from functools import lru_cache
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -18,6 +15,7 @@ from torch import Tensor
 from gesso.backends.cuda.activations import Fp8Rows, Rows
 from gesso.backends.cuda.kernels.feed_forward_parts import FeedForward, TileList
 from gesso.backends.cuda.kernels.linear import BLOCK, FP8
+from gesso.cards.running import card_of
 
 MOST_TOKENS = 512  # with more, separate launches with larger tiles are faster
 ROWS, STAGES, PROGRAMS = 64, 4, 2  # rows of a tile, fetched tiles in shared memory, programs per SM
@@ -40,15 +38,9 @@ def applies(x_TH: Rows, weights: FeedForward) -> bool:
     )
 
 
-@lru_cache
 def _has_kernel(device: torch.device) -> bool:
     """Return whether the kernel runs here. It is written in Gluon, whose interface changes with Triton's version."""
-    return (
-        device.type == "cuda"
-        and torch.cuda.is_available()
-        and torch.cuda.get_device_capability(device) == (9, 0)
-        and triton.__version__.startswith("3.6.")
-    )
+    return device.type == "cuda" and card_of(device).has_warp_group_products and triton.__version__.startswith("3.6.")
 
 
 def feed_forward(x_TH: Rows, dense_x_TH: Rows, index_TK: Tensor, weights: FeedForward) -> tuple[Tensor, Tensor]:
@@ -69,7 +61,7 @@ def feed_forward(x_TH: Rows, dense_x_TH: Rows, index_TK: Tensor, weights: FeedFo
     scales = torch.empty(blocks, ROWS, device=device) if low else None
     feed_forward_hopper.launch(
         (x, x_scale, dense_x, dense_x_scale), weights, (h, scales, y), groups,
-        index_TK.shape[1], rows=ROWS, stages=STAGES, programs=PROGRAMS * _processors(device),
+        index_TK.shape[1], rows=ROWS, stages=STAGES, programs=PROGRAMS * card_of(device).processors,
     )  # fmt: skip
     return y[pairs:], y[:pairs]
 
@@ -93,12 +85,6 @@ def _tensors(x: Rows) -> tuple[Tensor, Tensor | None]:
     if isinstance(x, Fp8Rows):
         return x.low_TI, x.scale_T
     return (x if isinstance(x, Tensor) else x.interleaved_TI), None
-
-
-@lru_cache
-def _processors(device: torch.device) -> int:
-    properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.multi_processor_count)
 
 
 @triton.jit

@@ -7,8 +7,9 @@ holds every fourth pair of its values. Instead, each thread reads a contiguous q
 scale or two, and the columns of x are interleaved to match (`interleaved_to`). The kernel that writes x does that at no
 cost.
 
-On a GPU, in bfloat16, the conversion is written in PTX: two values at a time, little more than one instruction per
-value, where the compiler emits eight. The plain expression beside it is the specification.
+On a GPU that multiplies pairs of bfloat16, the conversion is written in PTX: two values at a time, little more than one
+instruction per value, where the compiler emits eight. The plain expression next to it is the specification, and runs on
+other GPUs.
 
 E experts, O outputs, B bytes of two values each, G groups of values that share a scale, T tokens, I inputs.
 """
@@ -21,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gesso.backends.cuda.kernels.linear import Tiling, gelu
+from gesso.cards.running import card_of
 
 FOUR_BIT = ("int4", "uint4", "nvfp4")
 
@@ -81,7 +83,7 @@ def check_fits(matrix: FourBitMatrices, tiling: Tiling) -> None:
 
 
 def in_ptx(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype == torch.bfloat16
+    return x.dtype == torch.bfloat16 and card_of(x.device).multiplies_bf16_pairs
 
 
 # --- in PTX -----------------------------------------------------------------------------------------------------------

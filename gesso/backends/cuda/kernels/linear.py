@@ -15,7 +15,8 @@ T tokens, I inputs, O outputs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ from triton.language.extra.cuda import gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.backends.cuda.kernels.low_rank import NOT_SPECIALIZED, Inner, add_low_rank, add_low_rank_to_both, arguments
+from gesso.cards.card import KIB, Card
+from gesso.cards.running import card_of
 
 FP8 = torch.float8_e4m3fn
 
@@ -41,14 +44,18 @@ class Tiling:
 
 Tilings = tuple[tuple[int, Tiling], ...]
 MANY = 2**31
+# Shared memory of a kernel besides its stages: barriers, and what is exchanged between warps at the end.
+SHARED_REST = 4 * KIB
 # Split-K: a product with few columns is also split along its inputs into PARTS sums, to fill the GPU. With more than
 # UNREDUCED_TOKENS tokens that is not needed: one program adds the same sums itself, in the same order.
 PARTS, UNREDUCED_TOKENS = 3, 512
 SPLIT_ALIGNMENT = tl.constexpr(256)  # splits start at multiples of this many inputs: the depth of the deepest tile
 
-# Each entry: the least number of programs, and the tiling from there on. Large tiles are used where they are enough to
-# fill the 132 SMs of the GPU. With more programs than that, their stages must leave space for two on each SM; with
-# fewer, each gets more stages instead. The sums are the same to the last bit in all of them.
+# Each entry: the least number of programs on a GPU of PROCESSORS SMs, and the tiling from there on. On other GPUs that
+# number is scaled, and a tiling has as many of its stages as fit (`fitted`). Large tiles are used where they are enough
+# to fill the SMs. With more programs than that, their stages must leave space for two on each SM; with fewer, each gets
+# more stages instead. The sums are the same to the last bit in all of them.
+PROCESSORS = 132
 PLAIN: dict[torch.dtype, Tilings] = {
     torch.bfloat16: (
         (133, Tiling(128, 128, 64, 8, 3)),
@@ -76,15 +83,33 @@ GATED_LOW: dict[torch.dtype, Tilings] = {
 }
 
 
+@lru_cache
+def fitted(tiling: Tiling, card: Card, dtype: torch.dtype, pairs: int = 1) -> Tiling | None:
+    """Return a tiling with as many of its stages as fit the card's shared memory. None: fewer than two do.
+
+    A stage holds a tile of rows, and one of each of `pairs` matrices.
+    """
+    stage_bytes = (tiling.rows + pairs * tiling.columns) * tiling.depth * dtype.itemsize
+    for stages in range(tiling.stages, 1, -1):
+        if card.tiles_in_memory(stages) * stage_bytes <= card.block_bytes - SHARED_REST:
+            return replace(tiling, stages=stages)
+    return None
+
+
 def choose_tiling(
-    table: dict[torch.dtype, Tilings], tokens: int, columns: Sequence[int], dtype: torch.dtype, parts: int = 1
-) -> tuple[Tiling, int]:
-    """Return the tiling, and the number of column tiles of all matrices together."""
-    for least, tiling in table[dtype]:
+    table: dict[torch.dtype, Tilings], tokens: int, columns: Sequence[int], dtype: torch.dtype, card: Card,
+    parts: int = 1, pairs: int = 1,
+) -> tuple[Tiling, int]:  # fmt: skip
+    """Return the tiling, and the number of column tiles of all matrices together. `pairs`: as for `fitted`."""
+    for least, entry in table[dtype]:
+        tiling = fitted(entry, card, dtype, pairs)
+        if tiling is None:
+            continue
         tiles = sum(triton.cdiv(each, tiling.columns) for each in columns)
-        if tiles * triton.cdiv(tokens, tiling.rows) * parts >= least:
+        programs = tiles * triton.cdiv(tokens, tiling.rows) * parts
+        if programs * PROCESSORS >= least * card.processors:
             return tiling, tiles
-    raise AssertionError("every table ends with 0")
+    raise AssertionError("every table ends with 0, and with a tiling that fits every card")
 
 
 @dataclass(frozen=True)
@@ -132,7 +157,7 @@ def _launch(
 ) -> None:  # fmt: skip
     columns = [len(matrix.weight_OI) for matrix in matrices]
     programs = parts if unreduced else 1
-    tiling, tiles = choose_tiling(PLAIN, len(x_TI), columns, x_TI.dtype, programs)
+    tiling, tiles = choose_tiling(PLAIN, len(x_TI), columns, x_TI.dtype, card_of(x_TI.device), programs)
     tensors: list[Any] = []
     for matrix, y_TO in zip(matrices, ys, strict=True):
         tensors += [_tiled(matrix.weight_OI, tiling.columns, tiling), matrix.scale_O, y_TO]
@@ -175,7 +200,7 @@ def _launch_gated(
     inner: Inner | None,
 ) -> None:  # fmt: skip
     table, columns = GATED if y_scale_TB is None else GATED_LOW, y_TO.shape[1]
-    tiling, tiles = choose_tiling(table, len(x_TI), [columns], x_TI.dtype)
+    tiling, tiles = choose_tiling(table, len(x_TI), [columns], x_TI.dtype, card_of(x_TI.device), pairs=2)
     adapters, constants = arguments(inner)
     _gated[triton.cdiv(len(x_TI), tiling.rows), tiles](
         _tiled(x_TI, tiling.rows, tiling), scale_T,

@@ -15,7 +15,6 @@ matrices, R rows, P parts of the inputs.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -23,6 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
+
+from gesso.cards.running import card_of
 
 # Triton compiles a kernel for the value 1 alone. A second adapter must not need another, while requests wait for it.
 NOT_SPECIALIZED = ["b_slots"]
@@ -78,10 +79,9 @@ def launch_early(early: bool) -> dict[str, bool]:
     return {"launch_pdl": True} if early else {}
 
 
-@lru_cache
 def can_launch_early(device: torch.device) -> bool:
-    """Return whether a kernel can start before the one that it depends on has ended: from Hopper on."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    """Return whether a kernel can start before the one that it depends on has ended."""
+    return card_of(device).launches_early
 
 
 @triton.jit

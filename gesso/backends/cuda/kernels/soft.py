@@ -11,14 +11,17 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gesso.backends.cuda.kernels.capped import LOWEST, Product, distance_to_cap, span_of
+from gesso.backends.cuda.kernels.capped import LOWEST, Product, distance_to_cap, fitted, span_of
 from gesso.backends.cuda.kernels.special import exp2, in_ptx
+from gesso.cards.card import Card
+from gesso.cards.running import card_of
 from gesso.checkpoint.quantize.packed import Packed, Weight
 
 # MEAN: the epilogue is a store, so the larger tile fits: 48 KB per stage, 192 KB for four, 128 accumulators per thread.
 MEAN = Product(rows=128, columns=256, warps=8, stages=4)
 # With the table in FP8, its columns are the rows of the product: converted values then enter it from registers.
 MEAN_LOW = Product(rows=256, columns=128, warps=8, stages=4)
+MEAN_SMALL = Product(rows=128, columns=128, warps=8, stages=3)  # for cards with less shared memory than a Hopper SM
 
 # Splits of the vocabulary in both define the order of the sums, so they never depend on T. T = 256 gives 22 tiles,
 # which times 6 are the 132 SMs of an H200. The same holds for multiples of 256.
@@ -43,10 +46,11 @@ def expected(
     to the largest scale.
     """
     (tokens, width), (vocabulary, hidden) = stored_TV.shape, embedding_VH.shape
-    table_VH, scale_V, largest_1, tiling, probability_TV = embedding_VH, None, None, MEAN, stored_TV
+    tiling = mean_tiling(card_of(stored_TV.device), low=isinstance(embedding_VH, Packed))
+    table_VH, scale_V, largest_1, probability_TV = embedding_VH, None, None, stored_TV
     if isinstance(embedding_VH, Packed):
         table_VH, scale_V = embedding_VH.tensors["weight"], embedding_VH.tensors["weight_scale"]
-        largest_1, tiling = _largest(embedding_VH, scale_V), MEAN_LOW
+        largest_1 = _largest(embedding_VH, scale_V)
         probability_TV = stored_TV.view(torch.float16) if stored_TV.dtype == torch.bfloat16 else stored_TV
     _probabilities[(tokens, triton.cdiv(width, STREAM))](
         *(stored_TV, probability_TV, temperature_T, top_T, confidence_T, scale_V, largest_1, softcap),
@@ -84,6 +88,11 @@ def expected(
         num_warps=STREAM_WARPS,
     )
     return soft_TH
+
+
+def mean_tiling(card: Card, *, low: bool) -> Product:
+    """Return the tiling of the expected embeddings. `low`: the table is in FP8."""
+    return fitted((MEAN_LOW if low else MEAN, MEAN_SMALL), card)
 
 
 def _largest(table_VH: Packed, scale_V: Tensor) -> Tensor:

@@ -49,18 +49,30 @@ temperature of 0.4; the Gumbel noise has an error of 5e-6. If two tokens tie to 
 differ. Rounding a logit to bfloat16 costs hundreds of times as much.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gesso.backends.cuda.kernels.capped import LOG2E, LOWEST, Product, distance_to_cap, first_of_largest, span_of
+from gesso.backends.cuda.kernels.capped import (
+    LOG2E,
+    LOWEST,
+    Product,
+    distance_to_cap,
+    first_of_largest,
+    fitted,
+    span_of,
+)
 from gesso.backends.cuda.kernels.hash import negative_gumbel
 from gesso.backends.cuda.kernels.linear import quantize_rows
 from gesso.backends.cuda.kernels.soft import expected
 from gesso.backends.cuda.kernels.special import exp2, in_ptx, rounded
 from gesso.backends.cuda.kernels.top import most_likely
+from gesso.cards.card import Card
+from gesso.cards.running import card_of
 from gesso.checkpoint.quantize.packed import Packed, Weight
 from gesso.diffusion.prediction import LIKELY, Prediction
 from gesso.errors import InputError
@@ -77,6 +89,8 @@ LOGITS = Product(rows=128, columns=256, warps=8, stages=4)
 # In FP8 the product takes half as long, and the epilogue would be a quarter of the time: two programs share an SM, and
 # one of them multiplies while the other is in its epilogue.
 LOGITS_LOW = Product(rows=128, columns=128, warps=4, stages=3)
+# For cards with less shared memory than a Hopper SM.
+LOGITS_SMALL = Product(rows=128, columns=128, warps=8, stages=3)
 STAGGER = 8000  # clock cycles
 
 MERGE_WARPS = 4  # one row of P numbers per program
@@ -101,9 +115,11 @@ def predict(
     """
     _check(hidden_TH, head_VH, embedding_VH, temperature_T, key_T2)
     (tokens, hidden), vocabulary = hidden_TH.shape, head_VH.shape[0]
-    tiling, x_TH, matrix_VH, x_scale_T, scale_V = LOGITS, hidden_TH, head_VH, None, None
+    card = card_of(hidden_TH.device)
+    tiling, together = logits_tiling(card, hidden_TH.dtype, low=isinstance(head_VH, Packed))
+    x_TH, matrix_VH, x_scale_T, scale_V = hidden_TH, head_VH, None, None
     if isinstance(head_VH, Packed):
-        tiling, matrix_VH, scale_V = LOGITS_LOW, head_VH.tensors["weight"], head_VH.tensors["weight_scale"]
+        matrix_VH, scale_V = head_VH.tensors["weight"], head_VH.tensors["weight_scale"]
         x_TH, x_scale_T = quantize_rows(hidden_TH)
     inner = tiling.inner(x_TH.dtype)
     row_tiles = triton.cdiv(tokens, tiling.rows)
@@ -113,8 +129,7 @@ def predict(
     stored_TV = hidden_TH.new_empty(tokens, tiles * tiling.columns)
     statistics_4TP = hidden_TH.new_empty(4, tokens, tiles, dtype=torch.float32)
     temperature_T, key_T2, ptx = temperature_T.contiguous(), key_T2.contiguous(), in_ptx(hidden_TH)
-    together = 1 if scale_V is None else 2
-    _logits[(min(row_tiles * tiles, together * _multiprocessors(hidden_TH)),)](
+    _logits[(min(row_tiles * tiles, together * card.processors),)](
         TensorDescriptor.from_tensor(x_TH, [tiling.rows, inner]),
         TensorDescriptor.from_tensor(matrix_VH, [tiling.columns, inner]),
         *(x_scale_T, scale_V),
@@ -160,8 +175,17 @@ def predict(
     )
 
 
-def _multiprocessors(x: Tensor) -> int:
-    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
+def logits_tiling(card: Card, dtype: torch.dtype, *, low: bool) -> tuple[Product, int]:
+    """Return the tiling of the logits, and how many of its programs share an SM. `low`: the head is in FP8."""
+    tiling = fitted((LOGITS_LOW,) if low else (LOGITS, LOGITS_SMALL), card, partial(_epilogue_bytes, card, dtype))
+    shared_bytes = card.tiles_in_memory(tiling.stages) * tiling.stage_bytes + _epilogue_bytes(card, dtype, tiling)
+    return tiling, 2 if low and 2 * shared_bytes <= card.processor_bytes else 1
+
+
+def _epilogue_bytes(card: Card, dtype: torch.dtype, tiling: Product) -> int:
+    """Return the shared memory through which a tile is stored: a quarter of it, or all that was in tensor memory."""
+    whole = tiling.rows * tiling.columns * dtype.itemsize
+    return whole if card.has_tensor_memory else whole // 4
 
 
 def _check(hidden_TH: Tensor, head_VH: Weight, embedding_VH: Weight, temperature_T: Tensor, key_T2: Tensor) -> None:
