@@ -196,6 +196,12 @@ class Backend(Protocol):
         """Capture the one of these that is needed most."""
         ...
 
+    def fix_kernels(self) -> None:
+        """End the warm-up: from now on, a kernel that does not work is an error. Before, plain operations take its
+        place.
+        """
+        ...
+
     def adapters_changed(self) -> None:
         """Take note that adapters were attached to the model or removed from it."""
         ...

@@ -121,6 +121,9 @@ class TorchBackend:
     def capture_next(self, cache: KVCache) -> None:
         pass
 
+    def fix_kernels(self) -> None:
+        pass
+
     def adapters_changed(self) -> None:
         self._sites = list(set(adapter_sites(self.model).values()))
 

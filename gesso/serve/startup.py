@@ -104,6 +104,7 @@ def warm_up(engine: Engine, max_batch: int, write: WriteName = "canvas", guide: 
         _run(engine, [[replace(_request(1, 0, canvas), guide=guide)]])
     if engine.model.vision is not None:
         _read_image(engine)
+    engine.runner.backend.fix_kernels()
 
 
 def _run(engine: Engine, work: Sequence[Sequence[Request | Score]]) -> None:

@@ -84,7 +84,7 @@ def test_choices_on_an_h200_are_those_that_were_measured(monkeypatch):
     assert dense(H200, linear.PLAIN, 2048, qkv, BF16) == Tiling(128, 128, 64, 8, 3)
     assert dense(H200, linear.PLAIN, 256, [2816], FP8, parts=3) == Tiling(128, 128, 128, 8, 6)
     assert dense(H200, linear.PLAIN, 1, [2816], FP8, parts=3) == Tiling(64, 64, 256, 4, 6)
-    assert dense(H200, linear.GATED, 256, gate, BF16) == Tiling(128, 64, 64, 4, 4) or True
+    assert dense(H200, linear.GATED, 256, gate, BF16) == Tiling(64, 32, 128, 4, 4)
     assert experts.tiling_for(experts.DOWN, BF16, 2048, H200) == Tiling(128, 256, 64, 8, 4)
     assert experts.tiling_for(experts.UP, FP8, 256, H200) == Tiling(64, 64, 128, 4, 3)
     assert vocab.logits_tiling(H200, BF16, low=False) == (vocab.LOGITS, 1)
@@ -114,9 +114,8 @@ def test_chosen_tilings_fit_the_shared_memory_of_every_card(card):
             assert len({(each.keys, each.splits) for each in tiles}) == 1, "short and long segments sum alike"
     for dtype in (BF16, FP8, torch.float32):
         for tokens in (1, 256, 2048):
-            for columns in ([2816], [4096, 2048, 2048]):
-                assert dense(card, linear.PLAIN, tokens, columns, dtype)
-                assert dense(card, linear.GATED, tokens, columns[:1], dtype)
+            assert dense(card, linear.PLAIN, tokens, [4096, 2048, 2048], dtype)
+            assert dense(card, linear.GATED, tokens, [2112], dtype)
             for table in (experts.UP, experts.DOWN):
                 assert experts.tiling_for(table, dtype, tokens, card)
     for low in (False, True):

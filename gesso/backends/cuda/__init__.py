@@ -4,6 +4,7 @@
 and tests compare the backend with it. T tokens of all canvases, H hidden, V vocabulary.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from gesso.backends.base import Piece, Replayed, Work
 from gesso.backends.cuda.adapters import AdapterBank
 from gesso.backends.cuda.counts import COUNTS
 from gesso.backends.cuda.experts import stays_on_device
+from gesso.backends.cuda.families import ALL, Family, KernelError, Kernels, is_of_kernel, launching
 from gesso.backends.cuda.graphs import Graphs, shape_of
 from gesso.backends.cuda.kernels.asked import logits_of
 from gesso.backends.cuda.kernels.segments import Segment
@@ -26,18 +28,47 @@ from gesso.backends.cuda.packed import Expected
 from gesso.backends.cuda.passes import groups, has_images
 from gesso.backends.cuda.streaming import Copies, ExpertStream, GpuCopies
 from gesso.backends.torch import TorchBackend
+from gesso.cards.card import Card
+from gesso.cards.running import card_of
+from gesso.checkpoint.quantize.packed import Packed
 from gesso.diffusion.noise import Draws, HashSource
 from gesso.diffusion.prediction import Prediction
-from gesso.model.cache import KVCache
+from gesso.errors import GessoError
+from gesso.model.cache import SPARE, KVCache
 from gesso.model.experts import Experts
 from gesso.model.modules import Linear
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import Diffusion
 
+logger = logging.getLogger("gesso")
+
 
 def supports(model: DiffusionGemma) -> bool:
-    """Return whether the kernels apply: not in float16, and the hidden size must be a multiple of 16."""
+    """Return whether the kernels apply: not in float16, the hidden size must be a multiple of 16, and the card must
+    run them.
+    """
+    card = card_of(model.device)
+    if not card.runs_kernels:
+        major, minor = card.capability
+        logger.warning(
+            "%s has compute capability %d.%d, and the kernels need 8.0: plain operations run instead, which are slower",
+            *(card.title, major, minor),
+        )
+        return False
     return model.dtype in (torch.bfloat16, torch.float32) and model.config.hidden_size % 16 == 0
+
+
+def lacking(model: DiffusionGemma, card: Card) -> Kernels:
+    """Return the kernels without those families that convert FP8, if the model has it and the card does not."""
+    formats = {module.format for module in model.modules() if isinstance(module, Packed)}
+    if card.converts_e4m3 or not formats & {"fp8", "nvfp4"}:
+        return ALL
+    off: list[Family] = ["products", "experts", "vocabulary end", "rows"]
+    logger.warning(
+        "%s does not convert FP8: plain operations run in place of the kernels for %s, which is slower",
+        *(card.title, ", ".join(off)),
+    )
+    return Kernels(frozenset(off))
 
 
 class CudaPasses(TorchBackend):
@@ -46,8 +77,10 @@ class CudaPasses(TorchBackend):
     source: HashSource = KernelSource()  # of the canvases in a captured pass
     copies: Callable[[torch.device], Copies] = GpuCopies  # of streamed experts
 
-    def __init__(self, model: DiffusionGemma, bank: AdapterBank | None = None) -> None:
-        self.bank = bank or AdapterBank(model)  # first, because the torch backend takes note of adapters, too
+    def __init__(self, model: DiffusionGemma, bank: AdapterBank | None = None, kernels: Kernels | None = None) -> None:
+        self.kernels = lacking(model, card_of(model.device)) if kernels is None else kernels
+        # First, because the torch backend takes note of adapters, too.
+        self.bank = bank or AdapterBank(model, together=self.kernels.run("products"))
         super().__init__(model)
         self.stream = ExpertStream(model, self.copies)
 
@@ -78,23 +111,27 @@ class CudaPasses(TorchBackend):
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
+        if not self.kernels.run("products"):
+            return super().logits(hidden)
         hidden_TH, softcap = hidden.flatten(0, -2), self.model.config.final_logit_softcapping
         logits_TV = softcap * torch.tanh(product(hidden_TH, self.model.head, [len(hidden_TH)]).float() / softcap)
         return logits_TV.unflatten(0, hidden.shape[:-1])
 
     @torch.no_grad()
     def logits_of(self, hidden_CH: Tensor, tokens_U: Tensor) -> Tensor:
-        if hidden_CH.dtype == torch.float32:  # see `predict`
+        if not self._ends_in_kernels(hidden_CH):
             return super().logits_of(hidden_CH, tokens_U)
-        return logits_of(hidden_CH, self.model.head, self.model.config.final_logit_softcapping, tokens_U)
+        with launching("vocabulary end"):
+            return logits_of(hidden_CH, self.model.head, self.model.config.final_logit_softcapping, tokens_U)
 
     @torch.no_grad()
     def draw_within(self, settings: Diffusion, hidden_CH: Tensor, temperature: float, draws: Draws) -> Tensor:
         key_C2 = draws.keys(len(hidden_CH))
-        if key_C2 is None or hidden_CH.dtype == torch.float32:  # the kernel needs stored logits of 16 bits
+        if key_C2 is None or not self._ends_in_kernels(hidden_CH):
             return super().draw_within(settings, hidden_CH, temperature, draws)
-        product_CV = product(hidden_CH, self.model.head, [len(hidden_CH)])
-        return draw_within(settings, product_CV, self.model.config.final_logit_softcapping, temperature, key_C2)
+        product_CV = product(hidden_CH, self.model.head, [len(hidden_CH)], self.kernels)
+        with launching("vocabulary end"):
+            return draw_within(settings, product_CV, self.model.config.final_logit_softcapping, temperature, key_C2)
 
     @torch.no_grad()
     def predict(
@@ -106,17 +143,26 @@ class CudaPasses(TorchBackend):
         soft: bool = True,
         likely: bool = False,
     ) -> Prediction:
-        if hidden_TH.dtype == torch.float32:  # its tiles do not fit into shared memory
+        if not self._ends_in_kernels(hidden_TH):
             return super().predict(hidden_TH, temperature_T, key_T2, lengths, soft, likely)
         model, rows = self.model, (temperature_T, key_T2)
         table, softcap = model.decoder.embed_tokens.weight, model.config.final_logit_softcapping
-        return predict(hidden_TH, model.head, table, model.embed_scale, softcap, *rows, soft, likely)
+        with launching("vocabulary end"):
+            return predict(hidden_TH, model.head, table, model.embed_scale, softcap, *rows, soft, likely)
+
+    def _ends_in_kernels(self, hidden: Tensor) -> bool:
+        """Return whether the kernels of the vocabulary end apply. They need stored logits of 16 bits, and tiles of
+        float32 do not fit into shared memory.
+        """
+        return self.kernels.run("vocabulary end") and hidden.dtype != torch.float32
 
     # --- operations that a graph captures ---------------------------------------------------------------------------
 
     @property
     def can_capture(self) -> bool:
-        """Whether a pass reads nothing on the host."""
+        """Whether a pass reads nothing on the host, and only kernels multiply in it."""
+        if self.kernels.off:
+            return False
         model = self.model
         modules = [module for module in model.decoder.modules() if isinstance(module, Experts)]
         return model.is_tied and all(stays_on_device(each, model.config.top_k_experts) for each in modules)
@@ -142,7 +188,7 @@ class CudaPasses(TorchBackend):
     def plan(
         self, segments: Sequence[Segment], cache: KVCache, lengths: Sequence[int], longest: int | None = None
     ) -> Plan:
-        return Plan(segments, cache, lengths, longest, adapted=bool(self.bank.pairs))
+        return Plan(segments, cache, lengths, longest, adapted=bool(self.bank.pairs), kernels=self.kernels)
 
     def flow(self, plan: Plan, pieces: Sequence[Piece]) -> list[Tensor]:
         return flow(self.model, plan, pieces, self.model.decoder, self.stream, self.bank.pairs)
@@ -156,12 +202,91 @@ class CudaBackend(CudaPasses):
     def __init__(self, model: DiffusionGemma) -> None:
         super().__init__(model)
         self.expected: Expected | None = None
+        self.may_switch_off = True  # families whose kernels fail; an error otherwise
         self._forget()
+
+    # --- kernels that do not work -----------------------------------------------------------------------------------
+
+    def fix_kernels(self) -> None:
+        """Treat a kernel that fails from now on as an error: the bits of a request's text must not change any more."""
+        self.may_switch_off = False
+
+    def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:
+        try:
+            return super().run(pieces, cache)
+        except KernelError as error:
+            self._switch_off(error)
+            texts = [(piece.row, len(piece.ids_S)) for piece in pieces if piece.causal]
+            _check_repeatable(texts, cache, error)
+        return self.run(pieces, cache)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        try:
+            return super().logits(hidden)
+        except KernelError as error:
+            self._switch_off(error)
+        return self.logits(hidden)
+
+    def logits_of(self, hidden_CH: Tensor, tokens_U: Tensor) -> Tensor:
+        try:
+            return super().logits_of(hidden_CH, tokens_U)
+        except KernelError as error:
+            self._switch_off(error)
+        return self.logits_of(hidden_CH, tokens_U)
+
+    def draw_within(self, settings: Diffusion, hidden_CH: Tensor, temperature: float, draws: Draws) -> Tensor:
+        try:
+            return super().draw_within(settings, hidden_CH, temperature, draws)
+        except KernelError as error:
+            self._switch_off(error)
+        return self.draw_within(settings, hidden_CH, temperature, draws)
+
+    def predict(
+        self,
+        hidden_TH: Tensor,
+        temperature_T: Tensor,
+        key_T2: Tensor,
+        lengths: Sequence[int],
+        soft: bool = True,
+        likely: bool = False,
+    ) -> Prediction:
+        given = hidden_TH, temperature_T, key_T2, lengths, soft, likely
+        try:
+            return super().predict(*given)
+        except KernelError as error:
+            self._switch_off(error)
+        return self.predict(*given)
+
+    def _switch_off(self, error: KernelError) -> None:
+        """Let plain operations take the place of a family whose kernel has failed, from now on."""
+        if not self.may_switch_off:
+            raise error
+        if error.family == "experts" and self.stream.buffers:
+            raise GessoError(
+                "experts are streamed from host memory, which needs the kernels of the experts, and these do not work "
+                f"on {card_of(self.model.device).title}: {error}. Load a precision that fits the GPU"
+            ) from error
+        logger.warning(
+            "the kernels of the family %r do not work on %s, and plain operations take their place, which is slower "
+            "(%s). Please report this line with the versions of torch and Triton",
+            *(error.family, card_of(self.model.device).title, error),
+        )
+        self.kernels = self.kernels.without(error.family)
+        if error.family == "products":
+            self.bank.divide(self.model)
+        self._forget()
+
+    # --- captured passes --------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def replay(self, work: Sequence[Work], cache: KVCache) -> Replayed | None:
-        graph = self.graphs.find(work, cache)
-        return None if graph is None else graph.run(work, cache)
+        try:
+            graph = self.graphs.find(work, cache)
+            return None if graph is None else graph.run(work, cache)
+        except KernelError as error:
+            self._switch_off(error)
+            _check_repeatable([(item.row, len(text)) for item in work for text in item.texts], cache, error)
+        return None
 
     def divides(self, work: Sequence[Work]) -> bool:
         if self.stream.buffers:  # each part would copy all streamed experts
@@ -178,7 +303,11 @@ class CudaBackend(CudaPasses):
     @torch.no_grad()
     def compile_expected(self, cache: KVCache) -> None:
         if self.graphs.packed is not None and self.model.device.type == "cuda":
-            self.graphs.packed.compile(cache, self.counts)
+            try:
+                self.graphs.packed.compile(cache, self.counts)
+            except Exception as error:  # raised in other threads: the captures compile again, and name the family
+                if not isinstance(error, KernelError) and not is_of_kernel(error):
+                    raise
 
     @property
     def captures_left(self) -> int:
@@ -186,7 +315,10 @@ class CudaBackend(CudaPasses):
 
     @torch.no_grad()
     def capture_next(self, cache: KVCache) -> None:
-        self.graphs.capture_next(cache)
+        try:
+            self.graphs.capture_next(cache)
+        except KernelError as error:
+            self._switch_off(error)
 
     def adapters_changed(self) -> None:
         super().adapters_changed()
@@ -205,4 +337,20 @@ class CudaBackend(CudaPasses):
     def _forget(self) -> None:
         # Graphs do not refer to this object: in a reference cycle they would be freed by the garbage collector, at a
         # moment of its choice, and freeing a graph invalidates the capture of another.
-        self.graphs = Graphs(self.passes(self.model, self.bank), self.expected)
+        self.graphs = Graphs(self.passes(self.model, self.bank, self.kernels), self.expected)
+
+
+def _check_repeatable(texts: Sequence[tuple[int, int]], cache: KVCache, error: KernelError) -> None:
+    """Reject repeating a pass over texts (row, length) that has overwritten keys which its own tokens see.
+
+    In a ring, new tokens take the slots of old ones, and the layers before the failed kernel have been written.
+    """
+    rings = [layer for layer in cache.layers if layer.window is not None]
+    for row, length in texts:
+        start = cache.lengths[row]
+        wraps = any(start + length > len(layer.k[row]) for layer in rings)
+        if start and length > SPARE and wraps:
+            raise GessoError(
+                f"a kernel failed within a text, and this request has to be repeated: {error}. Kernels of the family "
+                f"{error.family!r} are switched off now"
+            ) from error

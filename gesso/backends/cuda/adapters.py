@@ -104,7 +104,9 @@ def _diagonal(blocks: Tensor) -> Tensor:
 class AdapterBank:
     """The adapters of a model on the device. Without any it is empty, and passes launch nothing for it."""
 
-    def __init__(self, model: DiffusionGemma) -> None:
+    def __init__(self, model: DiffusionGemma, together: bool = True) -> None:
+        """Copy the adapters of a model. `together`: matrices with the same input are multiplied in one launch."""
+        self.together = together
         self.pairs: dict[Adapters, Pair] = {}
         self.slots: dict[str, int] = {}
         self.count = self.rank = 0  # slots, and inner values of each
@@ -138,10 +140,18 @@ class AdapterBank:
             self.pairs, self.slots, self.copied, self.count, self.rank = {}, {}, {}, 0, 0
             raise
 
+    def divide(self, model: DiffusionGemma) -> None:
+        """Copy the adapters again, for matrices that are multiplied one by one."""
+        self.together = False
+        self.pairs, self.slots, self.copied, self.count, self.rank = {}, {}, {}, 0, 0
+        self.update(model)
+
     def _update(self, model: DiffusionGemma, changed: bool) -> bool:
         names, before = attached(model), self._layout()
         # Launches that no adapter changes any more keep their tensors, because captured passes read them.
-        sites = [site for site in sites_of(model) if site.key in self.pairs or any(map(site.loras, names))]
+        sites = [
+            site for site in sites_of(model, self.together) if site.key in self.pairs or any(map(site.loras, names))
+        ]
         rank = max((lora.rank for site in sites for name in names for lora in site.loras(name)), default=0)
         if rank > self.rank or len(names) > self.count or not names:
             self.pairs, self.slots, self.copied = {}, {}, {}
@@ -180,27 +190,30 @@ def _same(known: Sequence[weakref.ref[Lora]], loras: Sequence[Lora]) -> bool:
 # --- the launches of a model ------------------------------------------------------------------------------------------
 
 
-def sites_of(model: DiffusionGemma) -> Iterator[Site]:
-    """Return the launches of a model that can have adapters. Tied encoder and decoder have the same."""
+def sites_of(model: DiffusionGemma, together: bool = True) -> Iterator[Site]:
+    """Return the launches of a model that can have adapters. Tied encoder and decoder have the same.
+
+    `together`: matrices with the same input share a launch if one kernel can multiply by all of them.
+    """
     for stack in (model.decoder,) if model.is_tied else (model.decoder, model.encoder):
         for layer in stack.layers:
             assert isinstance(layer, Layer)
             attention, mlp = layer.self_attn, layer.mlp
-            yield from _dense(attention.q_proj, attention.k_proj, attention.v_proj)
-            yield from _dense(attention.o_proj)
-            yield from _dense(mlp.gate_proj, mlp.up_proj)
-            yield from _dense(mlp.down_proj)
-            yield from _dense(layer.router.proj)
+            yield from _dense(together, attention.q_proj, attention.k_proj, attention.v_proj)
+            yield from _dense(together, attention.o_proj)
+            yield from _dense(together, mlp.gate_proj, mlp.up_proj)
+            yield from _dense(together, mlp.down_proj)
+            yield from _dense(together, layer.router.proj)
             yield from _experts(layer)
     module = model.self_conditioning
-    yield from _dense(module.gate_proj, module.up_proj)
-    yield from _dense(module.down_proj)
+    yield from _dense(together, module.gate_proj, module.up_proj)
+    yield from _dense(together, module.down_proj)
 
 
-def _dense(*linears: Linear | None) -> Iterator[Site]:
+def _dense(together: bool, *linears: Linear | None) -> Iterator[Site]:
     modules = [each for each in linears if isinstance(each, AdaptedLinear)]
-    together = alike([matrix(each) for each in modules])
-    for group in [modules] if together else [[each] for each in modules]:
+    share_launch = together and alike([matrix(each) for each in modules])
+    for group in [modules] if share_launch else [[each] for each in modules]:
         yield Site("dense", tuple(m.weight_adapters for m in group), tuple(m.weight for m in group))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gesso.backends.cuda.activations import ExpertOutputs, Matrix, Rows, matrix
+from gesso.backends.cuda.families import ALL, Kernels, launching
 from gesso.backends.cuda.kernels import products, rows
 from gesso.backends.cuda.kernels.four_bit import FOUR_BIT
 from gesso.backends.cuda.kernels.low_rank import Factors
@@ -22,28 +23,30 @@ FOUR_BIT_TILES = (128, 64)  # most inputs of a tile of four-bit weights, in the 
 
 
 def choose(
-    router: Router, x_TH: Tensor, lengths: Sequence[int], adapters: PassAdapters = NO_ADAPTERS
+    router: Router, x_TH: Tensor, lengths: Sequence[int], adapters: PassAdapters = NO_ADAPTERS, kernels: Kernels = ALL
 ) -> tuple[Tensor, Tensor]:
     """Return the chosen experts and their weights [T, K] for normed and scaled tokens."""
     proj = matrix(router.proj, adapters)
-    if isinstance(proj.weight, Tensor) and not runs_all(len(proj.weight), router.k):
-        change_TE = None if proj.factors is None else low_rank(x_TH, proj.factors, lengths)
-        return rows.route(x_TH, proj.weight, router.per_expert_scale, router.k, change_TE)
-    return route(linear(x_TH, proj, lengths), router.per_expert_scale, router.k)
+    if kernels.run("rows") and isinstance(proj.weight, Tensor) and not runs_all(len(proj.weight), router.k):
+        change_TE = None if proj.factors is None else low_rank(x_TH, proj.factors, lengths, kernels)
+        with launching("rows"):
+            return rows.route(x_TH, proj.weight, router.per_expert_scale, router.k, change_TE)
+    return route(linear(x_TH, proj, lengths, kernels), router.per_expert_scale, router.k)
 
 
 def experts(
     module: Experts, x_TH: Rows, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int],
-    adapters: PassAdapters = NO_ADAPTERS,
+    adapters: PassAdapters = NO_ADAPTERS, kernels: Kernels = ALL,
 ) -> Tensor | ExpertOutputs:  # fmt: skip
     """Return the output of the experts, or their unreduced outputs if the grouped kernels apply."""
     factors = adapters.of(module, "gate_up_proj"), adapters.of(module, "down_proj")
-    if kernels_fit(module, index_TK.shape[1]):
-        outputs_RH = products.experts(x_TH, index_TK, module.gate_up_proj, module.down_proj, *factors)
+    if kernels.run("experts") and kernels_fit(module, index_TK.shape[1]):
+        with launching("experts"):
+            outputs_RH = products.experts(x_TH, index_TK, module.gate_up_proj, module.down_proj, *factors)
         return ExpertOutputs(outputs_RH, weight_TK)
     assert isinstance(x_TH, Tensor)
     if index_TK.shape[1] == len(module.gate_up_proj):
-        return _all(module, x_TH, weight_TK, lengths, *factors)
+        return _all(module, x_TH, weight_TK, lengths, kernels, *factors)
     pieces = zip(*(tensor.split(list(lengths)) for tensor in (x_TH, index_TK, weight_TK)), strict=True)
     found = []
     for piece, name in zip(pieces, adapters.names or [None] * len(lengths), strict=True):
@@ -53,18 +56,18 @@ def experts(
 
 
 def _all(
-    module: Experts, x_TH: Tensor, weight_TE: Tensor, lengths: Sequence[int],
+    module: Experts, x_TH: Tensor, weight_TE: Tensor, lengths: Sequence[int], kernels: Kernels,
     up_factors: Factors | None, down_factors: Factors | None,
 ) -> Tensor:  # fmt: skip
     """Run all experts as two products. Experts that were not chosen have a weight of zero."""
     gate_up, down = (_dense(weight, x_TH.dtype) for weight in (module.gate_up_proj, module.down_proj))
-    y_TO = product(x_TH, gate_up.flatten(0, 1), lengths)
+    y_TO = product(x_TH, gate_up.flatten(0, 1), lengths, kernels)
     if up_factors is not None:
-        y_TO = y_TO + low_rank(x_TH, up_factors, lengths)
+        y_TO = y_TO + low_rank(x_TH, up_factors, lengths, kernels)
     y_TEI = gated_gelu(*y_TO.unflatten(1, (len(gate_up), -1)).chunk(2, -1))
     h_TI = (y_TEI * weight_TE[..., None].to(y_TEI.dtype)).flatten(1)
-    y_TH = product(h_TI, down.transpose(0, 1).flatten(1), lengths)
-    return y_TH if down_factors is None else y_TH + low_rank(h_TI, down_factors, lengths)
+    y_TH = product(h_TI, down.transpose(0, 1).flatten(1), lengths, kernels)
+    return y_TH if down_factors is None else y_TH + low_rank(h_TI, down_factors, lengths, kernels)
 
 
 def _dense(weight: Tensor | Packed, dtype: torch.dtype) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor
 from gesso.backends.base import PREDICTING, Denoising, Kind, Piece, Replayed, Step, Work
 from gesso.backends.cuda.canvases import Canvases
 from gesso.backends.cuda.captured import Captured
+from gesso.backends.cuda.families import launching
 from gesso.backends.cuda.kernels.segments import Segment
 from gesso.backends.cuda.network import joined, note, segments_of
 from gesso.backends.cuda.packed import Expected, PackedPass, PackedPasses
@@ -260,7 +261,8 @@ class Graph(Captured):
     def _pass(self) -> None:
         lengths, kinds = self.shape.lengths, [kind for _, kind in self.pieces]
         if self.canvases:
-            self.canvases.prepare(self.temperature_T, self.key_T2)
+            with launching("rows"):
+                self.canvases.prepare(self.temperature_T, self.key_T2)
         texts, pieces, start = iter(self.texts), [], 0
         for length, kind in self.pieces:
             end = start + (length if kind in HELD else kind == "next")
@@ -279,4 +281,5 @@ class Graph(Captured):
             likely=self.shape.likely,
         )
         if self.canvases:
-            self.advanced = self.canvases.step(self.prediction, self.backend.model)
+            with launching("rows"):
+                self.advanced = self.canvases.step(self.prediction, self.backend.model)

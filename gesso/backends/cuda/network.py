@@ -15,14 +15,17 @@ from torch import Tensor
 
 from gesso.adapters.lora import Adapters
 from gesso.backends.base import Piece
+from gesso.backends.cuda import row_operations
 from gesso.backends.cuda.activations import ExpertOutputs, Matrix, NextNorm, Rows, SplitK, activation_format, matrix
 from gesso.backends.cuda.experts import choose, experts, input_format, is_memory_bound, kernels_fit
-from gesso.backends.cuda.kernels import attention, embed, products, rows
+from gesso.backends.cuda.families import ALL, Kernels, launching
+from gesso.backends.cuda.kernels import attention, products
 from gesso.backends.cuda.kernels.attention import Attend
 from gesso.backends.cuda.kernels.segments import Segment, move
 from gesso.backends.cuda.linear import linear_split_k, linears
 from gesso.backends.cuda.linear import mlp as run_mlp
 from gesso.backends.cuda.pass_adapters import NO_ADAPTERS, Pair, PassAdapters
+from gesso.backends.cuda.plain_attention import plain_attends
 from gesso.backends.cuda.side_stream import SideStream
 from gesso.backends.cuda.streaming import ExpertStream
 from gesso.diffusion.hash import send
@@ -44,6 +47,7 @@ class Plan:
         lengths: Sequence[int],
         longest: int | None = None,
         adapted: bool = False,
+        kernels: Kernels = ALL,
     ) -> None:
         """Plan pieces of these lengths. A piece may hold several segments, and padding.
 
@@ -54,7 +58,11 @@ class Plan:
         causal = [torch.full((segment.size,), segment.causal) for segment in segments]
         self.causal_T = torch.cat(causal).to(cache.device)
         self.slot_T = _slots(segments).to(cache.device) if adapted else None
-        self.attends = attention.attends(cache.layers, segments, longest or max(lengths))
+        self.kernels = kernels
+        if kernels.run("attention"):
+            self.attends = attention.attends(cache.layers, segments, longest or max(lengths))
+        else:
+            self.attends = plain_attends(cache, segments)
         self._scalars_LT1: Tensor | None = None
 
     def scalars(self, model: DiffusionGemma) -> Tensor:
@@ -113,25 +121,27 @@ def flow(
     `pairs` are the factors of adapters.
     """
     stream.begin()
+    kernels = plan.kernels
     adapters = PassAdapters(pairs, plan.slot_T, [piece.adapter for piece in pieces])
     ends = list(accumulate(plan.lengths, initial=0))
     spans = zip(pieces, pairwise(ends), strict=True)
-    x_TH = joined([_embed(model, piece, stack, adapters.part(*span)) for piece, span in spans])
+    x_TH = joined([_embed(model, piece, stack, adapters.part(*span), kernels) for piece, span in spans])
     scalars_LT1 = plan.scalars(model)
     rotations = {
-        shape: embed.rotation(plan.position_T, frequencies(shape, x_TH.device), x_TH.dtype)
+        shape: row_operations.rotation(kernels, plan.position_T, frequencies(shape, x_TH.device), x_TH.dtype)
         for shape in set(model.config.layers)
     }
     layers = [cast(Layer, layer) for layer in stack.layers]
-    next_norms = [*(_first_norm(layer) for layer in layers[1:]), NextNorm(stack.norm.weight, None)]
+    next_norms = [*(_first_norm(layer, kernels) for layer in layers[1:]), NextNorm(stack.norm.weight, None)]
     first = layers[0]
-    normed = rows.norm_for(x_TH, first.input_layernorm.weight, first.input_layernorm.eps, _first_norm(first).format)
+    norm, format = first.input_layernorm, _first_norm(first, kernels).format
+    normed = row_operations.norm_for(kernels, x_TH, norm.weight, norm.eps, format)
     for index, (layer, attend, shape, scalar_T1, next_norm) in enumerate(
         zip(layers, plan.attends, model.config.layers, scalars_LT1, next_norms, strict=True)
     ):
         stream.before(index)
         x_TH, normed = run_layer(
-            layer, x_TH, normed, plan.lengths, attend, rotations[shape], scalar_T1, next_norm, adapters
+            layer, x_TH, normed, plan.lengths, attend, rotations[shape], scalar_T1, next_norm, adapters, kernels
         )
         stream.after(index)
     assert isinstance(normed, Tensor)
@@ -148,43 +158,46 @@ def run_layer(
     scalar_T1: Tensor,
     next_norm: NextNorm,
     adapters: PassAdapters = NO_ADAPTERS,
+    kernels: Kernels = ALL,
 ) -> tuple[Tensor, Rows]:
     """Return the hidden states after a layer, and the output of the norm that follows.
 
     `normed` is the output of the layer's first norm, computed by the layer before.
     """
     eps, router = layer.input_layernorm.eps, layer.router
-    attended = _attention(layer.self_attn, normed, lengths, attend, rotation, adapters)
+    attended = _attention(layer.self_attn, normed, lengths, attend, rotation, adapters, kernels)
     # Dense MLP, experts and router read the same tokens, each after its own norm.
-    x_TH, (for_dense, for_experts, for_router) = rows.add_norms(
+    x_TH, (for_dense, for_experts, for_router) = row_operations.add_norms(
+        kernels,
         x_TH,
         attended,
         layer.post_attention_layernorm.weight,
         (
-            NextNorm(layer.pre_feedforward_layernorm.weight, _gated_format(layer.mlp)),
-            NextNorm(layer.pre_feedforward_layernorm_2.weight, input_format(layer.experts, router.k)),
+            NextNorm(layer.pre_feedforward_layernorm.weight, _gated_format(layer.mlp, kernels)),
+            NextNorm(layer.pre_feedforward_layernorm_2.weight, _experts_format(layer, kernels)),
         ),
         router.scale,
         router.root,
         eps,
     )
-    index_TK, weight_TK = choose(router, for_router, lengths, adapters)
+    index_TK, weight_TK = choose(router, for_router, lengths, adapters, kernels)
     norms = layer.post_feedforward_layernorm_1, layer.post_feedforward_layernorm_2, layer.post_feedforward_layernorm
     weights = [norm.weight for norm in norms]
-    both = dense_and_experts(layer, for_dense, for_experts, index_TK, adapters)
+    both = dense_and_experts(layer, for_dense, for_experts, index_TK, adapters, kernels)
     if both is not None:
         dense_TH, outputs_RH = both
-        return rows.join(x_TH, dense_TH, ExpertOutputs(outputs_RH, weight_TK), weights, scalar_T1, eps, next_norm)
+        sparse = ExpertOutputs(outputs_RH, weight_TK)
+        return row_operations.join(kernels, x_TH, dense_TH, sparse, weights, scalar_T1, eps, next_norm)
     # Launch after routing: an earlier launch would delay the router, and the experts wait for it.
     with SideStream(for_dense, enabled=is_memory_bound(layer.experts)) as side:
-        dense_TH = gated_mlp(layer.mlp, for_dense, lengths, adapters)
-    sparse_TH = experts(layer.experts, for_experts, index_TK, weight_TK, lengths, adapters)
+        dense_TH = gated_mlp(layer.mlp, for_dense, lengths, adapters, kernels)
+    sparse_TH = experts(layer.experts, for_experts, index_TK, weight_TK, lengths, adapters, kernels)
     side.join()
-    return rows.join(x_TH, dense_TH, sparse_TH, weights, scalar_T1, eps, next_norm)
+    return row_operations.join(kernels, x_TH, dense_TH, sparse_TH, weights, scalar_T1, eps, next_norm)
 
 
 def dense_and_experts(
-    layer: Layer, for_dense: Rows, for_experts: Rows, index_TK: Tensor, adapters: PassAdapters
+    layer: Layer, for_dense: Rows, for_experts: Rows, index_TK: Tensor, adapters: PassAdapters, kernels: Kernels = ALL
 ) -> tuple[Tensor, Tensor] | None:
     """Return the outputs of the dense MLP and the unweighted outputs of the experts from one launch, if there is one
     for these weights.
@@ -192,15 +205,23 @@ def dense_and_experts(
     mlp, module = layer.mlp, layer.experts
     dense = [matrix(each, adapters) for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
     factors = [*(each.factors for each in dense), adapters.of(module, "gate_up_proj"), adapters.of(module, "down_proj")]
-    if any(each is not None for each in factors) or not kernels_fit(module, index_TK.shape[1]):
+    apply = kernels.run("products") and kernels.run("experts") and kernels_fit(module, index_TK.shape[1])
+    if not apply or any(each is not None for each in factors):
         return None
-    return products.dense_and_experts(
-        for_experts, for_dense, index_TK, module.gate_up_proj, module.down_proj, [each.weight for each in dense]
-    )
+    weights = [each.weight for each in dense]
+    with launching("experts"):
+        return products.dense_and_experts(
+            for_experts, for_dense, index_TK, module.gate_up_proj, module.down_proj, weights
+        )
 
 
-def _first_norm(layer: Layer) -> NextNorm:
-    return NextNorm(layer.input_layernorm.weight, activation_format(_projections(layer.self_attn)))
+def _first_norm(layer: Layer, kernels: Kernels) -> NextNorm:
+    format = activation_format(_projections(layer.self_attn)) if kernels.run("products") else None
+    return NextNorm(layer.input_layernorm.weight, format)
+
+
+def _experts_format(layer: Layer, kernels: Kernels) -> str | None:
+    return input_format(layer.experts, layer.router.k) if kernels.run("experts") else None
 
 
 def _projections(module: Attention, adapters: PassAdapters = NO_ADAPTERS) -> list[Matrix]:
@@ -208,25 +229,31 @@ def _projections(module: Attention, adapters: PassAdapters = NO_ADAPTERS) -> lis
 
 
 def _attention(
-    module: Attention, x: Rows, lengths: Sequence[int], attend: Attend, rotation: Rotation, adapters: PassAdapters
-) -> Tensor | SplitK:
-    products = linears(x, _projections(module, adapters), lengths)
+    module: Attention, x: Rows, lengths: Sequence[int], attend: Attend, rotation: Rotation, adapters: PassAdapters,
+    kernels: Kernels,
+) -> Tensor | SplitK:  # fmt: skip
+    products = linears(x, _projections(module, adapters), lengths, kernels)
     # In a global layer, key and value are one projection; only norm and rotation differ.
     q_TND, k_TMD, v_TMD = (each.unflatten(-1, (-1, module.dim)) for each in (*products, products[-1])[:3])
-    q, k, v = rows.heads(q_TND, k_TMD, v_TMD, module.q_norm.weight, module.k_norm.weight, rotation, module.eps)
+    q, k, v = row_operations.heads(
+        kernels, q_TND, k_TMD, v_TMD, module.q_norm.weight, module.k_norm.weight, rotation, module.eps
+    )
     after = matrix(module.o_proj, adapters)
-    low = after.format == "fp8" and after.factors is None
-    attended = attend(q, k, v, low=True) if low else attend(q, k, v)
-    return linear_split_k(attended.flatten(1) if isinstance(attended, Tensor) else attended, after, lengths)
+    low = after.format == "fp8" and after.factors is None and kernels.run("products")
+    with launching("attention"):
+        attended = attend(q, k, v, low=True) if low else attend(q, k, v)
+    return linear_split_k(attended.flatten(1) if isinstance(attended, Tensor) else attended, after, lengths, kernels)
 
 
-def _gated_format(mlp: GatedMLP) -> str | None:
+def _gated_format(mlp: GatedMLP, kernels: Kernels) -> str | None:
+    if not kernels.run("products"):
+        return None
     return activation_format([matrix(mlp.gate_proj), matrix(mlp.up_proj)])
 
 
-def gated_mlp(mlp: GatedMLP, x: Rows, lengths: Sequence[int], adapters: PassAdapters) -> Tensor:
+def gated_mlp(mlp: GatedMLP, x: Rows, lengths: Sequence[int], adapters: PassAdapters, kernels: Kernels = ALL) -> Tensor:
     gate, up, down = (matrix(each, adapters) for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-    return run_mlp(x, gate, up, down, lengths)
+    return run_mlp(x, gate, up, down, lengths, kernels)
 
 
 def joined(parts: list[Tensor]) -> Tensor:
@@ -234,7 +261,7 @@ def joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _embed(model: DiffusionGemma, piece: Piece, stack: Stack, adapters: PassAdapters) -> Tensor:
+def _embed(model: DiffusionGemma, piece: Piece, stack: Stack, adapters: PassAdapters, kernels: Kernels) -> Tensor:
     if piece.image_SH is not None:
         return piece.image_SH
     if piece.causal:
@@ -242,7 +269,8 @@ def _embed(model: DiffusionGemma, piece: Piece, stack: Stack, adapters: PassAdap
     module, soft_SH = model.self_conditioning, piece.soft_SH
     if soft_SH is None:
         soft_SH = piece.ids_S.new_zeros(len(piece.ids_S), model.config.hidden_size, dtype=model.dtype)
-    normed = rows.norm_for(soft_SH, module.pre_norm.weight, module.pre_norm.eps, _gated_format(module))
-    signal_SH = gated_mlp(module, normed, [len(piece.ids_S)], adapters)
+    norm, format = module.pre_norm, _gated_format(module, kernels)
+    normed = row_operations.norm_for(kernels, soft_SH, norm.weight, norm.eps, format)
+    signal_SH = gated_mlp(module, normed, [len(piece.ids_S)], adapters, kernels)
     table, eps = stack.embed_tokens.weight, module.pre_norm.eps
-    return embed.conditioned(piece.ids_S, table, model.embed_scale, signal_SH, eps)
+    return row_operations.conditioned(kernels, piece.ids_S, table, model.embed_scale, signal_SH, eps)

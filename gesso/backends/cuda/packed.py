@@ -21,6 +21,7 @@ import torch
 from gesso.backends.base import Counts, Denoising, Piece, Replayed, Step, Work
 from gesso.backends.cuda.captured import Captured
 from gesso.backends.cuda.compiling import compiling_only
+from gesso.backends.cuda.families import launching
 from gesso.backends.cuda.kernels.segments import Segment
 from gesso.backends.cuda.network import note, segments_of
 from gesso.backends.cuda.passes import TEXTS, Passes, denoising, scored, texts_of
@@ -197,7 +198,8 @@ class PackedPass(Captured):
         place_T, slot_T = self.from_2T.unbind()
         settings = slots.process.settings
         temperature_T = temperature(settings, settings.steps - state.step).float()[slot_T]
-        key_T2 = slots.keys().flatten(0, 1)[place_T]
+        with launching("rows"):
+            key_T2 = slots.keys().flatten(0, 1)[place_T]
         tokens_T, soft_TH = state.tokens_C.flatten()[place_T], state.soft_CH.flatten(0, 1)[place_T]
         self.hidden = self.backend.flow(self.plan, [*pieces, Piece(-1, tokens_T, causal=False, soft_SH=soft_TH)])
         self.prediction = self.backend.predict(
@@ -205,7 +207,8 @@ class PackedPass(Captured):
         )
         basic = ("candidate_C", "argmax_C", "confidence_C", "entropy_C", "soft_CH")
         spread = {name: tensor[self.to_P] for name, tensor in self.prediction.tensors().items() if name in basic}
-        self.found = slots.step(Prediction(**spread), self.backend.model)
+        with launching("rows"):
+            self.found = slots.step(Prediction(**spread), self.backend.model)
 
 
 def _filled(used: Sequence[Segment], count: int, tokens: int, causal: bool, cache: KVCache) -> list[Segment]:
