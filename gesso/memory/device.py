@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gesso.cards.running import card_of
 from gesso.errors import InputError
 
 if TYPE_CHECKING:
@@ -123,9 +124,20 @@ def memory_of(device: "torch.device", *, ours: bool = False) -> DeviceMemory:
     import torch
 
     free, total = torch.cuda.mem_get_info(device)
-    # Freed tensors stay reserved by torch's allocator, and the next model can use their memory.
-    kept = 0 if ours else torch.cuda.memory_allocated(device)
-    return DeviceMemory(total, free + torch.cuda.memory_reserved(device) - kept, "cuda", host_memory()[1])
+    kept = torch.cuda.memory_reserved(device) if ours else _unused_bytes(device)
+    if card_of(device).integrated:
+        # CPU and GPU share one memory. The driver counts the page cache as used: after a download, the files that were
+        # written. The system frees those when it needs to. Experts on the host would take the same memory.
+        host_total, host_free = host_memory()
+        return DeviceMemory(min(total, host_total), host_free + kept, "cuda")
+    return DeviceMemory(total, free + kept, "cuda", host_memory()[1])
+
+
+def _unused_bytes(device: "torch.device") -> int:
+    """Return the GPU memory of freed tensors, which torch's allocator keeps for the next ones."""
+    import torch
+
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def process_memory(device: "torch.device") -> int:

@@ -31,8 +31,8 @@ def first_line(capsys, *arguments):
     return capsys.readouterr().out.partition("\n")[0]
 
 
-def test_twelve_cards_are_known():
-    assert len(CARDS) == 12
+def test_nineteen_cards_are_known():
+    assert len(CARDS) == 19
 
 
 @pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)

@@ -6,9 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gesso.cards.named import CARDS
+from gesso.loading import choose_checkpoint
 from gesso.memory import device
 from gesso.memory.device import (
+    SHARE,
+    DeviceMemory,
     keep_within,
+    memory_of,
     peak_bytes,
     process_memory,
     resident_bytes,
@@ -91,6 +96,49 @@ def test_the_peak_counts_context_and_kernels_as_measured(nvidia_smi, fractions, 
 def test_memory_of_the_process_is_resident_memory_on_a_cpu_and_that_of_torch_on_a_gpu(fractions):
     assert used_bytes(GPU) == 100 << 20
     assert 10**7 < used_bytes(torch.device("cpu")) <= resident_bytes()[1]
+
+
+GB = 10**9
+
+
+@pytest.fixture
+def unified(monkeypatch):
+    """Fake a DGX Spark on which nothing runs. Return a function that lets files fill the page cache."""
+    monkeypatch.setattr(device, "card_of", lambda where: CARDS["dgx-spark"])
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda where: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda where: 0)
+    monkeypatch.setattr(device, "host_memory", lambda: (128 * GB, 103 * GB))
+
+    def fill(cached: int) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (103 * GB - cached, 128 * GB))
+
+    fill(0)
+    return fill
+
+
+def test_the_page_cache_of_a_unified_memory_is_free(unified):
+    """A download of 62 GB once left 41 of 103 GB by the count of the driver."""
+    before = memory_of(GPU)
+    unified(62 * GB)
+    assert memory_of(GPU) == before == DeviceMemory(128 * GB, 103 * GB, "cuda")
+
+
+def test_experts_do_not_stream_from_a_unified_memory(unified):
+    assert memory_of(GPU).host == 0
+
+
+def test_the_alias_chooses_the_same_before_and_after_its_download(unified):
+    before = choose_checkpoint(GPU, SHARE, None)
+    unified(62 * GB)
+    assert choose_checkpoint(GPU, SHARE, None) == before
+    assert before.quantize == "fp8" and "google" in before.name
+
+
+def test_a_gpu_with_memory_of_its_own_counts_as_its_driver_does(unified, monkeypatch):
+    """A GB300 is next to a CPU with more memory, and has its own."""
+    monkeypatch.setattr(device, "card_of", lambda where: CARDS["dgx-station"])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (260 * GB, 269 * GB))
+    assert memory_of(GPU) == DeviceMemory(269 * GB, 260 * GB, "cuda", 103 * GB)
 
 
 def test_resident_memory_is_the_peak_where_the_system_has_no_status_file(tmp_path):

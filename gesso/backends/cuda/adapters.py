@@ -199,18 +199,18 @@ def sites_of(model: DiffusionGemma, together: bool = True) -> Iterator[Site]:
         for layer in stack.layers:
             assert isinstance(layer, Layer)
             attention, mlp = layer.self_attn, layer.mlp
-            yield from _dense(together, attention.q_proj, attention.k_proj, attention.v_proj)
-            yield from _dense(together, attention.o_proj)
-            yield from _dense(together, mlp.gate_proj, mlp.up_proj)
-            yield from _dense(together, mlp.down_proj)
-            yield from _dense(together, layer.router.proj)
+            yield from _dense(attention.q_proj, attention.k_proj, attention.v_proj, together=together)
+            yield from _dense(attention.o_proj, together=together)
+            yield from _dense(mlp.gate_proj, mlp.up_proj, together=together)
+            yield from _dense(mlp.down_proj, together=together)
+            yield from _dense(layer.router.proj, together=together)
             yield from _experts(layer)
     module = model.self_conditioning
-    yield from _dense(together, module.gate_proj, module.up_proj)
-    yield from _dense(together, module.down_proj)
+    yield from _dense(module.gate_proj, module.up_proj, together=together)
+    yield from _dense(module.down_proj, together=together)
 
 
-def _dense(together: bool, *linears: Linear | None) -> Iterator[Site]:
+def _dense(*linears: Linear | None, together: bool = True) -> Iterator[Site]:
     modules = [each for each in linears if isinstance(each, AdaptedLinear)]
     share_launch = together and alike([matrix(each) for each in modules])
     for group in [modules] if share_launch else [[each] for each in modules]:
