@@ -55,13 +55,13 @@ BELOW = {
     "api": API,
     "loading": API | {"cores"},
     "choosing": API,
-    "info": CHECKPOINT | {"cards", "memory", "chat", "images"},
+    "info": CHECKPOINT | {"adapters", "backends", "cards", "memory", "chat", "images"},
     "train": WEIGHTS | {"memory", "diffusion", "chat", "backends", "images", "own_code"},
     "eval": API | {"own_code"},
     "serve": API | {"choosing"},
     "trace": API | {"serve"},
     "distill": API | {"train", "eval"},
-    "bench": API | {"eval"},
+    "bench": API | {"cards", "eval"},
     "cli": API
     | {"cards", "choosing", "cores", "own_code", "serve", "train", "eval", "distill", "info", "trace", "bench", "demo"},
 }

@@ -21,6 +21,7 @@ from gesso import loading
 from gesso.bench import large_cpu
 from gesso.bench.device import wait
 from gesso.bench.requests import requests
+from gesso.cards.running import card_of
 from gesso.checkpoint.streamed import StreamedExperts, streamed
 from gesso.engine.events import Draft
 from gesso.engine.writing import LEAST_BYTES
@@ -128,8 +129,24 @@ def render(found: dict[str, Any], console: Console) -> None:
         console.print(
             f"verified: {passes:.1f} passes/s; as fast as autoregressive with {rate / passes:.2f} tokens each"
         )
+    if found.get("kernels"):
+        console.print("kernels: " + "; ".join(f"{family}: {tiles}" for family, tiles in found["kernels"].items()))
     if "peak_memory_GB" in found:
         console.print(f"peak memory: {found['peak_memory_GB']:.2f} GB")
+
+
+def _kernels(g: Any) -> dict[str, str]:
+    """Return what runs of each family of kernels on a GPU."""
+    if g.model.device.type != "cuda":
+        return {}
+    from gesso.backends.cuda import CudaBackend
+    from gesso.backends.cuda.choices import choices
+
+    backend = g.engine.runner.backend
+    if not isinstance(backend, CudaBackend):
+        return {"all": "plain operations"}
+    low = g.config.quantization is not None
+    return {**choices(g.config, card_of(g.model.device), backend.kernels, low=low)}
 
 
 def draw(found: dict[str, Any]) -> str:
@@ -183,6 +200,7 @@ def measure(
         "seconds_until_ready": time.perf_counter() - loaded,
         "weights_GB": sum(t.nbytes for t in _tensors(g.model)) / 1e9,
     }
+    found["kernels"] = _kernels(g)
     longest, held = g.engine.max_length, streamed(g.model)
     speed = read_speed(device, 2**27 if held else READ_VALUES[device.type])
     found["memory_TBps"] = speed / 1e12

@@ -6,6 +6,7 @@ the card's bandwidth, nor than its operations at the card's compute. Nothing her
 
 import sys
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from gesso.cards.card import Card
@@ -119,6 +120,7 @@ class Plan:
     choice: str | None
     reason: str
     rules: tuple[str, ...]
+    kernels: dict[str, str]  # the tiles of each family of kernels, for the chosen precision; empty without Triton
 
     def chosen(self) -> Fit | None:
         return next((fit for fit in self.fits if fit.precision == self.choice), None)
@@ -141,7 +143,16 @@ def plan(config: Config, card: Card, steps: int = STEPS) -> Plan:
         choice=choice,
         reason=reason,
         rules=RULES,
+        kernels=_kernels(config, card, choice),
     )
+
+
+def _kernels(config: Config, card: Card, choice: str | None) -> dict[str, str]:
+    if find_spec("triton") is None:
+        return {}
+    from gesso.backends.cuda.choices import choices
+
+    return {str(family): tiles for family, tiles in choices(config, card, low=choice != "bf16").items()}
 
 
 def budget_on(config: Config, card: Card) -> "Budget":

@@ -191,6 +191,9 @@ def _card_rows(plan: "Plan") -> Iterator[tuple[str, str]]:
     yield "source", card.source
     if card.note:
         yield "note", card.note
+    if plan.kernels:
+        tiles = "; ".join(f"{family}: {shown}" for family, shown in plan.kernels.items())
+        yield "kernels", f"rows × columns of a tile, at one canvas, not measured on most cards. {tiles}"
 
 
 def _fit_table(plan: "Plan") -> Table:

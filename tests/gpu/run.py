@@ -72,6 +72,7 @@ GROUPS = (
     Group("26b-bf16", ("tests/gpu/test_26b_bf16.py",), memory=58, limit=200),
     Group("26b-serve", ("tests/gpu/test_serve_26b.py",), memory=40, limit=240),
     Group("training-26b", ("tests/gpu/test_training_26b.py",), memory=14, limit=200),
+    Group("families", ("tests/gpu/test_families.py",), memory=4, limit=240),
     Group("precision", ("tests/gpu/test_precision.py",), memory=4, limit=240),
     Group("images", ("tests/gpu/test_images.py",), memory=16, limit=200),
     # These files use a GPU if there is one. The other tests of test_experts_four_bit.py, and those of test_linear.py,

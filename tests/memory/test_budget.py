@@ -8,6 +8,7 @@ import torch
 
 import gesso
 from gesso import loading
+from gesso.cards.named import CARDS
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.source import Source
 from gesso.checkpoint.vision import vision_bytes
@@ -84,6 +85,7 @@ def test_memory_that_torch_has_reserved_and_not_used_is_free(monkeypatch: pytest
     for name, value in {"mem_get_info": (10, 80), "memory_reserved": 60, "memory_allocated": 20}.items():
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
     monkeypatch.setattr(device, "host_memory", lambda: (9, 7))
+    monkeypatch.setattr(device, "card_of", lambda _: CARDS["h200"])
     memory = memory_of(torch.device("cuda"))
     assert memory == DeviceMemory(80, 50, "cuda", host=7)
     assert memory_of(torch.device("cuda"), ours=True) == replace(memory, free=70)

@@ -86,8 +86,8 @@ class Reading:
 
 @torch.no_grad()
 def test_a_captured_pass_serves_every_adapter_also_one_that_is_attached_later(monkeypatch):
-    def only_mlp(layer, x_TH, normed, lengths, attend, rotation, scalar_T1, next_norm, adapters):
-        x_TH = x_TH + network.gated_mlp(layer.mlp, x_TH, lengths, adapters)
+    def only_mlp(layer, x_TH, normed, lengths, attend, rotation, scalar_T1, next_norm, adapters, kernels):
+        x_TH = x_TH + network.gated_mlp(layer.mlp, x_TH, lengths, adapters, kernels)
         return x_TH, x_TH
 
     monkeypatch.setattr(network, "run_layer", only_mlp)  # kernels take seconds in the interpreter
