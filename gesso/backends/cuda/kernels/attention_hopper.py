@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from gesso.backends.cuda.kernels.gluon_names import barrier, copy_to_shared
 from gesso.backends.cuda.kernels.segments import CACHED, CAUSAL, COLUMNS, FRESH, LENGTH, OFFSET, SHORT, START
 
 ROWS = gl.constexpr(64)  # of one warpgroup
@@ -68,7 +69,7 @@ def _load_block(
     for chunk in gl.static_range(COUNT):
         at = turn % STAGES * COUNT + chunk
         mbarrier.wait(empty.index(at), turn // STAGES % 2 ^ 1)
-        async_copy.async_copy_global_to_shared(chunks.index(at), ptr_BC + chunk * CHUNK)
+        copy_to_shared(chunks.index(at), ptr_BC + chunk * CHUNK)
         async_copy.mbarrier_arrive(full.index(at), increment_count=False)
 
 
@@ -144,11 +145,11 @@ def _multiply(
     q_R = q_ptr + (offset + query_R).to(gl.int64) * q_token + (head * GROUPS + row_R % GROUPS) * q_head
     q_RC = gl.multiple_of(q_R, 16)[:, None] + gl.arange(0, CHUNK, gl.SliceLayout(0, COPY))[None, :]
     for chunk in gl.static_range(K_CHUNKS):
-        async_copy.async_copy_global_to_shared(queries.index(group * K_CHUNKS + chunk), q_RC + chunk * CHUNK)
+        copy_to_shared(queries.index(group * K_CHUNKS + chunk), q_RC + chunk * CHUNK)
     async_copy.commit_group()
     async_copy.wait_group(0)
     fence_async_shared()
-    gl.thread_barrier()
+    barrier()
 
     row_R = tile + group * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, scores))
     query_R = gl.minimum(row_R // GROUPS, length - 1)
@@ -253,7 +254,7 @@ def _multiply(
     left, right = queries.index(group * K_CHUNKS), queries.index(group * K_CHUNKS + 1)
     left.store((left_RC / total_R1).to(gl.bfloat16))
     right.store((right_RC / total_R1).to(gl.bfloat16))
-    gl.thread_barrier()
+    barrier()
     row_R = tile + group * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, COPY))
     token_R = (offset + gl.minimum(row_R // GROUPS, length - 1)).to(gl.int64)
     head_R = head * GROUPS + row_R % GROUPS

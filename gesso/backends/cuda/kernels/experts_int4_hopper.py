@@ -19,7 +19,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_init,
     warpgroup_mma_wait,
@@ -29,14 +28,10 @@ from triton.runtime.jit import constexpr_function
 
 from gesso.backends.cuda.kernels.experts import Groups
 from gesso.backends.cuda.kernels.four_bit import FourBitMatrices
+from gesso.backends.cuda.kernels.gluon_names import barrier, copy_to_shared, fetch_tile
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.int4_hopper import convert, row_layout, selector, sliced
 from gesso.cards.running import card_of
-
-# Later versions of Triton have other names for these.
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-_fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-_copy = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 
 STAGES = 3  # tiles of weights in the ring. Three programs of the first product, and four of the second, fit on an SM
 TOKEN_STAGES = 4  # tiles of tokens in the ring of the first product; two of them are being multiplied
@@ -119,7 +114,7 @@ def _barriers(STAGES: gl.constexpr):
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
     fence_async_shared()
-    _barrier()
+    barrier()
     return ready
 
 
@@ -168,10 +163,10 @@ def _fetch_up(
     """Fetch the weights of a step, and in even steps the scales of two."""
     line, inside, stage = gl.program_id(0) * BLOCK, step < HIDDEN // STEP, step % STAGES
     mbarrier.expect(ready.index(stage), 2 * BLOCK * (4 * WORDS + 16 if EVEN else 4 * WORDS), pred=inside)
-    _fetch(packed, [expert, 0, line, step * WORDS], ready.index(stage), weight.index(stage), pred=inside)
+    fetch_tile(packed, [expert, 0, line, step * WORDS], ready.index(stage), weight.index(stage), pred=inside)
     if EVEN:
         to = scale.index(step // 2 % SCALE_STAGES)
-        _fetch(scales, [expert, 0, line, step * 2], ready.index(stage), to, pred=inside)
+        fetch_tile(scales, [expert, 0, line, step * 2], ready.index(stage), to, pred=inside)
 
 
 @gluon.jit
@@ -193,7 +188,7 @@ def _up_rows(
     x_at = x_ptr + token[:, None].to(gl.int64) * HIDDEN + gl.arange(0, STEP, layout=sliced(TOKENS, 0))[None, :]
     x = gl.allocate_shared_memory(gl.bfloat16, [TOKEN_STAGES, ROWS, STEP], gl.NVMMASharedLayout(128, 16, 2))
     for step in gl.static_range(TOKEN_STAGES - 2):
-        _copy(x.index(step), x_at + step * STEP, mask=valid_row)
+        copy_to_shared(x.index(step), x_at + step * STEP, mask=valid_row)
         async_copy.commit_group()
     choice = selector(1)
     gate = warpgroup_mma_init(gl.zeros([BLOCK, ROWS], gl.float32, layout=SUMS))
@@ -203,7 +198,7 @@ def _up_rows(
             now = 2 * two + odd
             async_copy.wait_group(TOKEN_STAGES - 3)
             fence_async_shared()
-            _barrier()
+            barrier()
             # All warps have converted the weights of the last step, and multiplied the tokens of the last but one.
             _fetch_up(
                 packed, scales, ready, weight, scale, now + STAGES - 1, expert,
@@ -211,7 +206,7 @@ def _up_rows(
             )  # fmt: skip
             ahead = now + TOKEN_STAGES - 2
             if ahead < STEPS:
-                _copy(x.index(ahead % TOKEN_STAGES), x_at + ahead * STEP, mask=valid_row)
+                copy_to_shared(x.index(ahead % TOKEN_STAGES), x_at + ahead * STEP, mask=valid_row)
             async_copy.commit_group()
             mbarrier.wait(ready.index(now % STAGES), now // STAGES & 1)
             if odd == 0:
@@ -286,7 +281,9 @@ def _down(
         row = gl.program_id(0) * (2 * BLOCK) + gl.arange(0, 2 * BLOCK, layout=sliced(SCALES, 1))[:, None]
         scale_at = scale_ptr + (expert * HIDDEN + row) * SCALE_WORDS + word
         for step in gl.static_range(steps):
-            _copy(scale.index(step), scale_at + 2 * step, mask=(word + 2 * step < SCALE_WORDS) & (row < HIDDEN))
+            copy_to_shared(
+                scale.index(step), scale_at + 2 * step, mask=(word + 2 * step < SCALE_WORDS) & (row < HIDDEN)
+            )
         async_copy.commit_group()
         if end - first <= ROWS // 2:
             _down_rows(
@@ -308,8 +305,8 @@ def _fetch_down(
     inside, stage = step * STEP < WIDTH, step % STAGES
     mbarrier.expect(ready.index(stage), 2 * BLOCK * 4 * WORDS + ROWS * STEP * 2, pred=inside)
     line = 2 * gl.program_id(0)
-    _fetch(packed, [expert, line, 0, step * WORDS], ready.index(stage), weight.index(stage), pred=inside)
-    _fetch(rows, [first, step * STEP], ready.index(stage), h.index(stage), pred=inside)
+    fetch_tile(packed, [expert, line, 0, step * WORDS], ready.index(stage), weight.index(stage), pred=inside)
+    fetch_tile(rows, [first, step * STEP], ready.index(stage), h.index(stage), pred=inside)
 
 
 @gluon.jit
@@ -330,7 +327,7 @@ def _down_rows(
     right = warpgroup_mma_init(gl.zeros([BLOCK, ROWS], gl.float32, layout=SUMS))
     async_copy.wait_group(0)
     for now in range((WIDTH + STEP - 1) // STEP):
-        _barrier()
+        barrier()
         if now >= 2:  # all warps have finished the products of the last step but one
             _fetch_down(rows, packed, ready, weight, h, now + STAGES - 2, expert, first, WIDTH, ROWS, STAGES)
         mbarrier.wait(ready.index(now % STAGES), now // STAGES & 1)

@@ -18,13 +18,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gesso.backends.cuda.kernels.feed_forward_parts import FeedForward, TileList
+from gesso.backends.cuda.kernels.gluon_names import barrier, copy_to_shared, fetch_tile
 
 ROW_WARPS = gl.constexpr(2)  # warps that fetch rows
 # Per thread: on average, and of the warps that fetch weights and rows. With two programs on an SM 128 is the most.
@@ -149,8 +149,8 @@ def _fetch_two(first, second, line, second_line, depth, w, full, empty, step, ST
     mbarrier.wait(empty.index(slot), ((step // STAGES) & 1) ^ 1)
     ready = full.index(slot)
     mbarrier.expect(ready, 2 * 64 * 128)  # bytes
-    tma.async_copy_global_to_shared(first, [line, depth], ready, w.index(slot).slice(0, 64, dim=0))
-    tma.async_copy_global_to_shared(second, [second_line, depth], ready, w.index(slot).slice(64, 64, dim=0))
+    fetch_tile(first, [line, depth], ready, w.index(slot).slice(0, 64, dim=0))
+    fetch_tile(second, [second_line, depth], ready, w.index(slot).slice(64, 64, dim=0))
 
 
 @gluon.jit
@@ -220,7 +220,7 @@ def _fetch_rows(
         for k in range(H // DEPTH):
             slot = step % STAGES
             mbarrier.wait(empty.index(slot), ((step // STAGES) & 1) ^ 1)
-            async_copy.async_copy_global_to_shared(x.index(slot), at + k * DEPTH, mask=valid[:, None])
+            copy_to_shared(x.index(slot), at + k * DEPTH, mask=valid[:, None])
             async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
             step += 1
     rank, own_dense, more, before, begin, items = second_share(
@@ -251,10 +251,10 @@ def _fetch_rows(
             slot = step % STAGES
             mbarrier.wait(empty.index(slot), ((step // STAGES) & 1) ^ 1)
             mask = valid[:, None] & (k * DEPTH + column < width)[None, :]
-            async_copy.async_copy_global_to_shared(x.index(slot), at + k * DEPTH, mask=mask)
+            copy_to_shared(x.index(slot), at + k * DEPTH, mask=mask)
             if LOW:
                 scale = k * (2 * ROWS) + gl.arange(0, 2 * ROWS, layout=scale_l)
-                async_copy.async_copy_global_to_shared(h_scale.index(slot), scale_at + scale)
+                copy_to_shared(h_scale.index(slot), scale_at + scale)
             async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
             step += 1
 
@@ -375,7 +375,7 @@ def _multiply(
         h = gl.convert_layout(h.to(h_ptr.dtype.element_ty), h_l)
         at = gl.where(dense, pairs * WIDTH, 0) + (first + h_row) * gl.where(dense, D, WIDTH) + block * 64
         gl.store(h_ptr + at[:, None] + h_column[None, :], h, mask=(h_row < count)[:, None])
-        gl.thread_barrier()  # all threads have stored their part
+        barrier()  # all threads have stored their part
         gl.atomic_add(counter_ptr + 1 + gl.where(dense, capacity + tile, tile), 1, sem="release", scope="gpu")
         gl.atomic_add(counter_ptr, 1, sem="release", scope="gpu")
         dense, tile, block = next_dense, next_tile, next_block
