@@ -1,6 +1,7 @@
 """`gesso info`."""
 
 from dataclasses import asdict
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,14 +41,32 @@ def info(
     report = describe(source, model or f"the bundled model ({BASE})")
     plan = None if card is None else fit.plan(source.config, card, steps or fit.STEPS)
     judged = None if plan is None else verdict(model, plan)
+    missing = _missing_kernels()
     if json:
-        print_json(asdict(report) | ({} if plan is None else {"verdict": judged, "gpu": asdict(plan)}))
+        print_json(
+            asdict(report)
+            | {"missing_kernels": missing}
+            | ({} if plan is None else {"verdict": judged, "gpu": asdict(plan)})
+        )
         return
     if judged is not None:
         print_text(judged + "\n")
     print_styled(lambda console: render.render_report(report, console))
     if plan is not None:
         print_styled(lambda console: render.render_plan(plan, console))
+    for line in missing:
+        print_text(f"\nOn this machine, {line}")
+
+
+def _missing_kernels() -> list[str]:
+    """Return a line for each kernel that the installed Triton disables on this machine's GPU."""
+    import torch
+
+    if not torch.cuda.is_available() or find_spec("triton") is None:
+        return []
+    from gesso.backends.cuda.kernels.gluon_kernels import missing_kernels
+
+    return missing_kernels(torch.device("cuda"))
 
 
 def _source(model: str | None) -> "Source":

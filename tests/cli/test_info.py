@@ -47,3 +47,9 @@ def test_info_of_a_hub_name_downloads_no_weights(main: Main, tiny: gesso.Gesso, 
     assert "No weights here." in main("info", "owner/model").out
     main("generate", "hi", "-m", "owner/model", "--max-new-tokens", "4")
     assert any(file.endswith(".safetensors") for file in hub.downloads())
+
+
+def test_info_names_the_kernels_that_triton_disables(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gesso.cli.info._missing_kernels", lambda: ["the kernels of attention_hopper do not work"])
+    assert "On this machine, the kernels of attention_hopper do not work" in main("info").out
+    assert json.loads(main("info", "--json").out)["missing_kernels"] == ["the kernels of attention_hopper do not work"]

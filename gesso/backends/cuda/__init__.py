@@ -18,6 +18,7 @@ from gesso.backends.cuda.experts import stays_on_device
 from gesso.backends.cuda.families import ALL, Family, KernelError, Kernels, is_of_kernel, launching
 from gesso.backends.cuda.graphs import Graphs, shape_of
 from gesso.backends.cuda.kernels.asked import logits_of
+from gesso.backends.cuda.kernels.gluon_kernels import missing_kernels
 from gesso.backends.cuda.kernels.segments import Segment
 from gesso.backends.cuda.kernels.vocab import predict
 from gesso.backends.cuda.kernels.within import draw_within
@@ -201,6 +202,7 @@ class CudaBackend(CudaPasses):
 
     def __init__(self, model: DiffusionGemma) -> None:
         super().__init__(model)
+        missing_kernels(model.device)  # warns of each
         self.expected: Expected | None = None
         self.may_switch_off = True  # families whose kernels fail; an error otherwise
         self._forget()

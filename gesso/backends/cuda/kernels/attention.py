@@ -26,6 +26,7 @@ from torch import Tensor
 
 from gesso.backends.cuda.activations import Fp8Rows
 from gesso.backends.cuda.kernels.attention_tiles import Tiles, tiles
+from gesso.backends.cuda.kernels.gluon_kernels import gluon_kernels
 from gesso.backends.cuda.kernels.linear import FP8, fp8, fp8_scale
 from gesso.backends.cuda.kernels.segments import (
     BLOCK,
@@ -88,10 +89,9 @@ def attention(
         "KEYS": shape.keys, "VALUES": shape.values, "SPLITS": splits, "num_warps": shape.warps,
     }  # fmt: skip
     if shape.roles:
-        # Not imported at the top: with other versions of Triton, and with its interpreter, the import may fail.
-        from gesso.backends.cuda.kernels.attention_hopper import attend_hopper
-
-        attend_hopper[grid](*tensors, **constants, STAGES=shape.stages)
+        hopper = gluon_kernels("attention_hopper")
+        assert hopper is not None, "tiles with separate roles need it"
+        hopper.attend_hopper[grid](*tensors, **constants, STAGES=shape.stages)
     else:
         _attend[grid](*tensors, **constants, HAS_BLOCKS=table.blocks, ROWS=shape.rows, num_stages=shape.stages)
     found: Tensor | Fp8Rows = out_TND

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
-import triton
 
+from gesso.backends.cuda.kernels.gluon_kernels import gluon_kernels
 from gesso.backends.cuda.kernels.linear import MANY
 from gesso.cards.card import Card
 
@@ -48,10 +48,8 @@ FLOAT32 = (
 
 
 def _has_roles(card: Card) -> bool:
-    """Return whether kernels whose warps have separate roles run here. They are written in Gluon, whose interface
-    changes from version to version of Triton.
-    """
-    return card.has_warp_group_products and triton.__version__.startswith("3.6.")
+    """Return whether kernels whose warps have separate roles run on this card."""
+    return card.has_warp_group_products and gluon_kernels("attention_hopper") is not None
 
 
 @lru_cache

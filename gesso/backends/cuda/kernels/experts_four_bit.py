@@ -8,6 +8,8 @@ has faster kernels with the same results: `experts_int4_hopper.py`.
 T tokens, H hidden, E experts, K experts per token, I expert width, R = T * K pairs, N tiles of rows.
 """
 
+from types import ModuleType
+
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +17,6 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gesso.backends.cuda.kernels import experts_int4_hopper
 from gesso.backends.cuda.kernels.experts import Groups
 from gesso.backends.cuda.kernels.four_bit import (
     FourBitMatrices,
@@ -27,9 +28,11 @@ from gesso.backends.cuda.kernels.four_bit import (
     sum_scale,
     tile,
 )
+from gesso.backends.cuda.kernels.gluon_kernels import gluon_kernels
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import BLOCK, MANY, Tiling, Tilings, fp8, fp8_scale, precision
 from gesso.backends.cuda.kernels.low_rank import NOT_SPECIALIZED, Inner, add_low_rank, arguments
+from gesso.cards.running import card_of
 
 # Each entry: the largest number of tokens, and the tiling up to there. Depth is in bytes of two values each. It is the
 # same for any number of tokens, because it defines the order of the sums. More stages are slower: scales pass through
@@ -66,8 +69,9 @@ def up_product(
     tiling = choose_tiling("up", gate_up.format, tokens)
     check_fits(gate_up, tiling)
     h.check_block(tiling.columns, "first")
-    if inner is None and tokens >= LEAST_FOR_HOPPER and experts_int4_hopper.fits_up(x_TH, gate_up, h):
-        return experts_int4_hopper.up_product(x_TH, groups, k, gate_up, h, tiling.rows)
+    hopper = _hopper(x_TH, tokens, gate_up, inner)
+    if hopper is not None and hopper.fits_up(x_TH, gate_up, h):
+        return hopper.up_product(x_TH, groups, k, gate_up, h, tiling.rows)
     grid = (triton.cdiv(width, tiling.columns), len(groups.expert_N))
     adapters, constants = arguments(inner)
     _up[grid](
@@ -91,8 +95,9 @@ def down_product(h: Hidden, groups: Groups, k: int, matrices: FourBitMatrices, i
         raise ValueError(f"expected rows interleaved for tiles of {tiling.depth} bytes, got {h.interleave}")
     if matrices.global_scales != 1:
         raise ValueError(f"expected one global scale per expert in the second product, got {matrices.global_scales}")
-    if inner is None and pairs // k >= LEAST_FOR_HOPPER and experts_int4_hopper.fits(h_RI, matrices):
-        return experts_int4_hopper.down_product(h, groups, matrices, tiling.rows)
+    hopper = _hopper(h_RI, pairs // k, matrices, inner)
+    if hopper is not None and hopper.fits(h_RI, matrices):
+        return hopper.down_product(h, groups, matrices, tiling.rows)
     y_RH = torch.empty(pairs, hidden, dtype=h_RI.dtype, device=h_RI.device)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
     adapters, constants = arguments(inner)
@@ -109,6 +114,15 @@ def down_product(h: Hidden, groups: Groups, k: int, matrices: FourBitMatrices, i
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y_RH
+
+
+def _hopper(x: Tensor, tokens: int, matrices: FourBitMatrices, inner: Inner | None) -> ModuleType | None:
+    """Return the kernels for Hopper if they may apply to a product of rows x."""
+    if inner is not None or tokens < LEAST_FOR_HOPPER or matrices.format != "int4":
+        return None
+    if not card_of(x.device).has_warp_group_products:
+        return None
+    return gluon_kernels("experts_int4_hopper")
 
 
 def _gate_up(gate_up: FourBitMatrices, tiling: Tiling) -> TensorDescriptor:

@@ -31,7 +31,6 @@ from gesso.backends.cuda.kernels.four_bit import FourBitMatrices
 from gesso.backends.cuda.kernels.gluon_names import barrier, copy_to_shared, fetch_tile
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.int4_hopper import convert, row_layout, selector, sliced
-from gesso.cards.running import card_of
 
 STAGES = 3  # tiles of weights in the ring. Three programs of the first product, and four of the second, fit on an SM
 TOKEN_STAGES = 4  # tiles of tokens in the ring of the first product; two of them are being multiplied
@@ -42,12 +41,10 @@ SUM_SCALE = gl.constexpr(1099511627776.0)  # 2^40, as in `four_bit.sum_scale`
 
 
 def fits(x: Tensor, matrices: FourBitMatrices) -> bool:
-    """Return whether the kernels here apply to a product of rows x: on Hopper, in bfloat16, for whole blocks."""
+    """Return whether the kernels here apply to a product of rows x with int4 weights: in bfloat16, for whole blocks."""
     outputs, inputs = matrices.packed_EOB.shape[1], matrices.inputs
     return (
-        matrices.format == "int4"
-        and x.dtype == torch.bfloat16
-        and card_of(x.device).has_warp_group_products
+        x.dtype == torch.bfloat16
         and outputs % (2 * BLOCK.value) == 0
         and inputs % 64 == 0
         and all(each.data_ptr() % 16 == 0 for each in (x, matrices.packed_EOB, matrices.scale_EOG))

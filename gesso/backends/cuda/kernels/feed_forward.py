@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gesso.backends.cuda.activations import Fp8Rows, Rows
 from gesso.backends.cuda.kernels.feed_forward_parts import FeedForward, TileList
+from gesso.backends.cuda.kernels.gluon_kernels import gluon_kernels
 from gesso.backends.cuda.kernels.linear import BLOCK, FP8
 from gesso.cards.running import card_of
 
@@ -39,15 +40,12 @@ def applies(x_TH: Rows, weights: FeedForward) -> bool:
 
 
 def _has_kernel(device: torch.device) -> bool:
-    """Return whether the kernel runs here. It is written in Gluon, whose interface changes with Triton's version."""
-    return device.type == "cuda" and card_of(device).has_warp_group_products and triton.__version__.startswith("3.6.")
+    """Return whether the kernel runs here."""
+    return card_of(device).has_warp_group_products and gluon_kernels("feed_forward_hopper") is not None
 
 
 def feed_forward(x_TH: Rows, dense_x_TH: Rows, index_TK: Tensor, weights: FeedForward) -> tuple[Tensor, Tensor]:
     """Return the outputs of the dense MLP [T, H], and the unweighted outputs of each token's experts [R, H]."""
-    # Not at the top: with other versions of Triton, and with its interpreter, the import may fail.
-    from gesso.backends.cuda.kernels import feed_forward_hopper
-
     (x, x_scale), (dense_x, dense_x_scale) = _tensors(x_TH), _tensors(dense_x_TH)
     (tokens, hidden), device, low = x.shape, x.device, x.dtype == FP8
     pairs, width, dense_width = index_TK.numel(), weights.down.inputs, weights.dense_down.weight_OI.shape[1]
@@ -59,7 +57,9 @@ def feed_forward(x_TH: Rows, dense_x_TH: Rows, index_TK: Tensor, weights: FeedFo
     tiles, dense_tiles = len(groups.expert_N), triton.cdiv(tokens, ROWS)
     blocks = tiles * (width // BLOCK + 1) + dense_tiles * (dense_width // BLOCK + 1)
     scales = torch.empty(blocks, ROWS, device=device) if low else None
-    feed_forward_hopper.launch(
+    hopper = gluon_kernels("feed_forward_hopper")
+    assert hopper is not None, "see `applies`"
+    hopper.launch(
         (x, x_scale, dense_x, dense_x_scale), weights, (h, scales, y), groups,
         index_TK.shape[1], rows=ROWS, stages=STAGES, programs=PROGRAMS * card_of(device).processors,
     )  # fmt: skip
