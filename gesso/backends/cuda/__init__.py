@@ -61,15 +61,31 @@ def supports(model: DiffusionGemma) -> bool:
 
 def lacking(model: DiffusionGemma, card: Card) -> Kernels:
     """Return the kernels without those families that convert FP8, if the model has it and the card does not."""
-    formats = {module.format for module in model.modules() if isinstance(module, Packed)}
-    if card.converts_e4m3 or not formats & {"fp8", "nvfp4"}:
+    if card.converts_e4m3:
         return ALL
-    off: list[Family] = ["products", "experts", "vocabulary end", "rows"]
-    logger.warning(
-        "%s does not convert FP8: plain operations run in place of the kernels for %s, which is slower",
-        *(card.title, ", ".join(off)),
-    )
+    off: set[Family] = set()
+    for name, module in model.named_modules():
+        if not isinstance(module, Packed) or module.format not in ("fp8", "nvfp4"):
+            continue
+        if ".experts." in name:
+            off.add("experts")
+        elif "embed_tokens" in name or "lm_head" in name:
+            off |= {"vocabulary end", "rows", "products"}
+        else:
+            off.add("products")
+    if off:
+        logger.warning(
+            "%s does not convert FP8: plain operations run in place of the kernels for %s, which is slower",
+            *(card.title, ", ".join(sorted(off))),
+        )
     return Kernels(frozenset(off))
+
+
+def streaming_error(card: Card, reason: str) -> GessoError:
+    return GessoError(
+        "experts are streamed from host memory, which needs the kernels of the experts, and these do not work on "
+        f"{card.title}: {reason}. Load a precision that fits the GPU"
+    )
 
 
 class CudaPasses(TorchBackend):
@@ -203,6 +219,8 @@ class CudaBackend(CudaPasses):
     def __init__(self, model: DiffusionGemma) -> None:
         super().__init__(model)
         missing_kernels(model.device)  # warns of each
+        if self.stream.buffers and not self.kernels.run("experts"):
+            raise streaming_error(card_of(model.device), "the card does not convert FP8")
         self.expected: Expected | None = None
         self.may_switch_off = True  # families whose kernels fail; an error otherwise
         self._forget()
@@ -264,10 +282,7 @@ class CudaBackend(CudaPasses):
         if not self.may_switch_off:
             raise error
         if error.family == "experts" and self.stream.buffers:
-            raise GessoError(
-                "experts are streamed from host memory, which needs the kernels of the experts, and these do not work "
-                f"on {card_of(self.model.device).title}: {error}. Load a precision that fits the GPU"
-            ) from error
+            raise streaming_error(card_of(self.model.device), str(error)) from error
         logger.warning(
             "the kernels of the family %r do not work on %s, and plain operations take their place, which is slower "
             "(%s). Please report this line with the versions of torch and Triton",

@@ -236,7 +236,7 @@ def test_fp8_on_a_card_that_does_not_convert_it_runs_in_plain_operations(model, 
     packed.load_state_dict(model.state_dict())
     name = "decoder.layers.0.mlp.gate_proj.weight"
     assign(packed, name, FORMATS["fp8"].quantize(name, packed.get_parameter(name).detach()))
-    for card, off in (("rtx-3090", {"products", "experts", "vocabulary end", "rows"}), ("rtx-4090", set())):
+    for card, off in (("rtx-3090", {"products"}), ("rtx-4090", set())):
         with playing(CARDS[card]):
             assert CudaBackend(packed).kernels.off == off
             assert not CudaBackend(model).kernels.off
