@@ -76,11 +76,11 @@ def request(seed: int, prompt: int = 5) -> Request:
 
 def texts(model, backend, requests) -> list[tuple[int, ...]]:
     """Return the tokens of requests that run together."""
-    engine, tokens = Engine(model, lambda tokens: " ".join(map(str, tokens)), backend=backend), {}
+    engine, tokens = Engine(model, str, backend=backend), {}
     ids = [engine.submit(each) for each in requests]
     while engine.busy:
         for event in engine.step():
-            if hasattr(event, "result"):
+            if event.kind == "done":
                 tokens[event.request_id] = event.result.tokens
     return [tokens[each] for each in ids]
 
