@@ -23,8 +23,6 @@ from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.protocol import Ended
 
 STOP_STRINGS = 64  # Continue sends those of its templates and of the language of the file together
-WITHOUT_SLOTS = "this server has no slots: requests share one batch, and the cache of prompts is shared by all of them"
-WITHOUT_EMBEDDINGS = "this server has no embeddings: its models write text and have none"
 
 # --- fields -----------------------------------------------------------------------------------------------------------
 

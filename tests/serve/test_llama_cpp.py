@@ -92,14 +92,6 @@ def test_continue_gets_a_stream_whose_parts_have_content(server):
     assert last["stop"] and last["content"] == "" and last["timings"]["predicted_n"] == 12
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/slots"), ("POST", "/embedding"), ("POST", "/v1/embeddings")])
-def test_absent_endpoints_say_so_in_one_line(server, method, path):
-    response = server.http.request(method, path, json={"input": "a"})
-    assert response.status_code == 501
-    message = response.json()["error"]["message"]
-    assert "this server has no" in message and "\n" not in message
-
-
 @pytest.mark.parametrize(
     ("path", "change", "message"),
     [

@@ -1,9 +1,9 @@
-"""The official Anthropic client: messages, streams, tools and token counts."""
+"""The official Anthropic client: messages, streams, tools, its tool runner, prefilled answers and token counts."""
 
 import base64
 
 import anthropic
-from checks import KEY, MODEL, QUESTION, SEEING_MODEL, WEATHER, differ, is_text, is_weather, run
+from checks import KEY, MODEL, QUESTION, SEEING_MODEL, WEATHER, WEATHER_QUESTION, differ, is_text, is_weather, run
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 TOOL = {"name": "get_weather", "description": "Weather of a city", "input_schema": WEATHER}
@@ -26,7 +26,7 @@ def stream(url):
 
 
 def tools(url):
-    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
+    asked = [{"role": "user", "content": WEATHER_QUESTION}]
     options = {"model": MODEL, "max_tokens": 128, "tools": [TOOL]}
     answer = client(url).messages.create(messages=asked, tool_choice={"type": "any"}, **options)
     call = next(block for block in answer.content if block.type == "tool_use")
@@ -40,12 +40,39 @@ def tools(url):
 
 
 def streamed_tools(url):
-    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
+    asked = [{"role": "user", "content": WEATHER_QUESTION}]
     chosen = {"type": "tool", "name": "get_weather"}
     options = {"model": MODEL, "max_tokens": 128, "tools": [TOOL]}
     with client(url).messages.stream(messages=asked, tool_choice=chosen, **options) as events:
         message = events.get_final_message()
     is_weather(next(block for block in message.content if block.type == "tool_use").input)
+
+
+def tool_runner(url):
+    cities = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Return the weather of a city.
+
+        Args:
+            city: its name
+        """
+        cities.append(city)
+        return "18 degrees, sunny"
+
+    asked = [{"role": "user", "content": WEATHER_QUESTION}]
+    options = {"model": MODEL, "max_tokens": 128, "tools": [get_weather], "max_iterations": 3}
+    answer = client(url).beta.messages.tool_runner(messages=asked, **options).until_done()
+    assert cities and answer.content
+
+
+def prefill(url):
+    start = "def add(a, b):\n    return"
+    asked = [{"role": "user", "content": "Add two numbers."}, {"role": "assistant", "content": start}]
+    text = client(url).messages.create(model=MODEL, max_tokens=64, messages=asked).content[0].text
+    is_text(text)
+    assert "def add" not in text, text
 
 
 def count_tokens(url):
@@ -91,4 +118,7 @@ def images_of_tools(url):
     differ(ask)
 
 
-run(messages, stream, tools, streamed_tools, count_tokens, errors, seeing=[images, images_of_tools])
+run(
+    messages, stream, tools, streamed_tools, tool_runner, prefill, count_tokens, errors,
+    seeing=[images, images_of_tools],
+)  # fmt: skip

@@ -1,6 +1,7 @@
 // What the JavaScript client scripts share; the counterpart of checks.py.
 export const MODEL = "gesso-mini";
 export const QUESTION = "Who are you?";
+export const WEATHER_QUESTION = "What is the weather in Paris?";
 export const PERSON = {
   type: "object",
   properties: { name: { type: "string", maxLength: 20 }, age: { type: "integer" } },

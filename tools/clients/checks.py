@@ -16,6 +16,7 @@ from typing import Any
 MODEL, SEEING_MODEL = "gesso-mini", "seeing"
 KEY = "not-needed"
 QUESTION = "Who are you?"
+WEATHER_QUESTION = "What is the weather in Paris?"
 PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},

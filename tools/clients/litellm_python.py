@@ -1,7 +1,7 @@
-"""LiteLLM as a client of the OpenAI and the Anthropic dialect."""
+"""LiteLLM as a client of the OpenAI, the Anthropic and the Ollama dialect."""
 
 import litellm
-from checks import KEY, MODEL, PERSON, QUESTION, WEATHER, is_person, is_text, is_weather, run
+from checks import KEY, MODEL, PERSON, QUESTION, WEATHER, WEATHER_QUESTION, is_person, is_text, is_weather, run
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": WEATHER}}
@@ -28,7 +28,7 @@ def structured(url):
 
 
 def tools(url):
-    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    messages = [{"role": "user", "content": WEATHER_QUESTION}]
     answer = litellm.completion(messages=messages, tools=[TOOL], tool_choice="required", **openai(url))
     is_weather(answer.choices[0].message.tool_calls[0].function.arguments)
 
@@ -44,4 +44,32 @@ def anthropic(url):
     is_text(answer.choices[0].message.content)
 
 
-run(chat, stream, structured, tools, responses, anthropic)
+def ollama(url):
+    answer = litellm.completion(model=f"ollama/{MODEL}", api_base=url, messages=MESSAGES)
+    is_text(answer.choices[0].message.content)
+
+
+def ollama_chat(url):
+    chunks = litellm.completion(model=f"ollama_chat/{MODEL}", api_base=url, messages=MESSAGES, stream=True)
+    is_text("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+
+
+def ollama_chat_tool_loop(url):
+    options = {"model": f"ollama_chat/{MODEL}", "api_base": url, "tools": [TOOL], "seed": 1}
+    messages = [{"role": "user", "content": WEATHER_QUESTION}]
+    message = litellm.completion(messages=messages, **options).choices[0].message
+    is_weather(message.tool_calls[0].function.arguments)
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "18 degrees, sunny"}
+    after = litellm.completion(messages=[*messages, message.model_dump(), result], **options).choices[0].message
+    assert after.content or after.tool_calls
+
+
+def overflow(url):
+    try:
+        litellm.completion(messages=[{"role": "user", "content": "word " * 5000}], **openai(url))
+    except litellm.ContextWindowExceededError:
+        return
+    raise AssertionError("a prompt longer than the context was accepted")
+
+
+run(chat, stream, structured, tools, responses, anthropic, ollama, ollama_chat, ollama_chat_tool_loop, overflow)

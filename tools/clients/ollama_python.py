@@ -1,7 +1,19 @@
 """The official Ollama client."""
 
 import ollama
-from checks import MODEL, PERSON, QUESTION, SEEING_MODEL, WEATHER, differ, is_person, is_text, is_weather, run
+from checks import (
+    MODEL,
+    PERSON,
+    QUESTION,
+    SEEING_MODEL,
+    WEATHER,
+    WEATHER_QUESTION,
+    differ,
+    is_person,
+    is_text,
+    is_weather,
+    run,
+)
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": WEATHER}}
@@ -29,17 +41,28 @@ def structured(url):
 
 
 def tools(url):
-    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    messages = [{"role": "user", "content": WEATHER_QUESTION}]
     message = ollama.Client(host=url).chat(model=MODEL, messages=messages, tools=[TOOL]).message
     for call in message.tool_calls or ():  # this dialect cannot require a call
         is_weather(call.function.arguments)
     assert message.tool_calls or message.content
 
 
+def tool_loop(url):
+    client, messages = ollama.Client(host=url), [{"role": "user", "content": WEATHER_QUESTION}]
+    message = client.chat(model=MODEL, messages=messages, tools=[TOOL], options={"seed": 1}).message
+    is_weather(message.tool_calls[0].function.arguments)
+    result = {"role": "tool", "content": "18 degrees, sunny"}  # as in Ollama's examples before tool_name
+    after = client.chat(model=MODEL, messages=[*messages, message, result], tools=[TOOL], options={"seed": 1}).message
+    assert after.content or after.tool_calls
+
+
 def models(url):
     client = ollama.Client(host=url)
     assert any(model.model.startswith(MODEL) for model in client.list().models)
     assert client.show(MODEL).details is not None
+    assert any(model.model.startswith(MODEL) for model in client.ps().models)
+    assert client.pull(MODEL).status == "success"
 
 
 def errors(url):
@@ -66,4 +89,4 @@ def images(url):
     assert "vision" in client.show(SEEING_MODEL).capabilities
 
 
-run(chat, stream, generate, structured, tools, models, errors, seeing=[images])
+run(chat, stream, generate, structured, tools, tool_loop, models, errors, seeing=[images])

@@ -1,14 +1,16 @@
-"""`make test-clients`: run real clients against `gesso serve`, and print a table.
+"""`make test-clients`: run clients of other projects against `gesso serve`, and write docs/guides/clients.md.
 
-One server has the bundled model, and another one a small random model that sees images.
+One server has gesso-mini, and another one a small random model with vision. Each client has an environment of its own
+in .clients, because their dependencies conflict; delete it to get the newest versions. JavaScript clients need `node`
+and `npm`. `--only NAME` runs some of the clients, and keeps the other rows of the page.
 
-Each Python client is installed into a virtual environment of its own, because their dependencies conflict. The
-JavaScript clients need `node` and `npm`. `--only NAME` runs some of the clients, `--url URL` uses a running server and
-shows it no images.
+With the variable SUITE naming a directory, the documents and cases of other projects in it are run too: Ollama's API
+page as `ollama-api.md`, and a copy of the repository of Open Responses as `openresponses`.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,106 +18,80 @@ from pathlib import Path
 
 from gesso.bench.server import running_server
 from tools.clients.checks import MODEL, SEEING_MODEL
+from tools.clients.environments import CLIENTS, Client
+from tools.clients.page import Row, write
+from tools.clients.suites import SUITES
 
-HERE = Path(__file__).parent
-ENVIRONMENTS = Path(".clients")
 LIMIT = 900  # seconds per client
-# The requirements of each client's script; the table shows the version of the first.
-PYTHON = {
-    "openai_python": ["openai"],
-    "anthropic_python": ["anthropic"],
-    "ollama_python": ["ollama"],
-    "langchain_python": ["langchain-openai"],
-    "litellm_python": ["litellm", "mcp"],
-    "instructor_python": ["instructor"],
-    "pydantic_ai_python": ["pydantic-ai-slim[openai,anthropic]"],
-    "llm_python": ["llm"],
-    "lm_eval_python": ["lm_eval[api]", "torch>=2.11,<2.14", "transformers"],
-    "guidellm_python": ["guidellm", "torch>=2.11,<2.14"],
-    "inspect_python": ["inspect-ai", "openai"],
-}
-NODE = {
-    "openai_node": ["openai"],
-    "ai_sdk_node": ["ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic"],
-}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=[*PYTHON, *NODE], help="may be repeated")
-    parser.add_argument("--url", help="a running server; default: a new one")
-    asked = parser.parse_args()
-    names = asked.only or [*PYTHON, *NODE]
-    for name in names:
-        install(name)
-    if asked.url:
-        sys.exit(not check([asked.url], names))
+    parser.add_argument("--only", action="append", choices=[*CLIENTS, *SUITES], help="may be repeated")
+    names = parser.parse_args().only or [*CLIENTS, *SUITES]
+    clients = [CLIENTS[name] for name in names if name in CLIENTS]
+    rows = run_clients(clients) if clients else []
+    rows += run_suites([name for name in names if name in SUITES])
+    sys.exit(any(row.failed for row in rows))
+
+
+def run_clients(clients: list[Client]) -> list[Row]:
+    for client in clients:
+        client.install()
     with (
         tempfile.TemporaryDirectory(prefix="gesso-") as directory,
         running_server("--device", "cpu", "--name", MODEL) as server,
-        running_server("--device", "cpu", "--name", SEEING_MODEL, "-m", str(seeing_model(directory))) as seeing,
+        running_server("--device", "cpu", "--name", SEEING_MODEL, "-m", str(vision_model(directory))) as vision,
     ):
-        for each in (server, seeing):
+        for each in (server, vision):
             each.wait_ready()
-        sys.exit(not check([server.url, seeing.url], names))
+        return [run_client(client, [server.url, vision.url]) for client in clients]
 
 
-def seeing_model(directory: str) -> Path:
+def record(row: Row) -> None:
+    print(row.line(), flush=True)
+    write(row)
+
+
+def vision_model(directory: str) -> Path:
     from tests.tiny import make
 
     return make(Path(directory) / "model", sees=True)
 
 
-def install(name: str) -> None:
-    """Install a client, unless that was done before."""
-    if name in NODE:
-        if not (HERE / "node_modules").exists():
-            subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--no-package-lock"], cwd=HERE, check=True)
-    elif not (ENVIRONMENTS / name / "installed").exists():
-        print(f"installing {name}", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", ENVIRONMENTS / name], check=True)
-        subprocess.run([interpreter(name), "-m", "pip", "install", "--quiet", *PYTHON[name]], check=True)
-        (ENVIRONMENTS / name / "installed").touch()
+def run_client(client: Client, urls: list[str]) -> Row:
+    print(f"running {client.name}", file=sys.stderr)
+    row = Row(client.name, client.versions(), results=_results(client, urls))
+    record(row)
+    return row
 
 
-def interpreter(name: str) -> str:
-    return str(ENVIRONMENTS / name / "bin" / "python")
-
-
-def check(urls: list[str], names: list[str]) -> bool:
-    """Run the clients and print the table. Return whether all checks passed."""
-    print("| client | version | checks |\n|---|---|---|")
-    outcomes = [report(name, run(urls, name)) for name in names]
-    return all(outcomes)
-
-
-def run(urls: list[str], name: str) -> list[dict[str, str]]:
-    script = ["node", str(HERE / f"{name}.mjs")] if name in NODE else [interpreter(name), str(HERE / f"{name}.py")]
+def _results(client: Client, urls: list[str]) -> dict[str, str]:
+    """Return the error of each check; it is empty for one that passed."""
     try:
-        done = subprocess.run([*script, *urls], capture_output=True, text=True, timeout=LIMIT)
+        done = subprocess.run([*client.command(), *urls], capture_output=True, text=True, timeout=LIMIT)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return [{"check": "start", "error": str(error)}]
+        return {"start": str(error)}
     sys.stderr.write(done.stderr)
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]
-    return found or [{"check": "start", "error": (done.stderr.strip().splitlines() or ["no output"])[-1]}]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]
+    if not lines:
+        return {"start": (done.stderr.strip().splitlines() or ["no output"])[-1]}
+    return {line["check"]: line["error"] for line in lines}
 
 
-def report(name: str, found: list[dict[str, str]]) -> bool:
-    failed = [f"{one['check']} FAILED ({one['error']})" for one in found if one["error"]]
-    passed = [one["check"] for one in found if not one["error"]]
-    print(f"| {name} | {', '.join(versions(name))} | {', '.join(passed + failed)} |", flush=True)
-    return not failed
-
-
-def versions(name: str) -> list[str]:
-    """Return the installed version of a client, or of each of its packages."""
-    if name in NODE:
-        packages = [HERE / "node_modules" / package / "package.json" for package in NODE[name]]
-        return [f"{path.parent.name} {json.loads(path.read_text())['version']}" for path in packages]
-    package = PYTHON[name][0].partition("[")[0]
-    program = f"from importlib.metadata import version; print(version({package!r}))"
-    found = subprocess.run([interpreter(name), "-c", program], capture_output=True, text=True)
-    return [f"{package} {found.stdout.strip()}"]
+def run_suites(names: list[str]) -> list[Row]:
+    """Run the suites whose files are in the directory SUITE, and say which are skipped."""
+    directory = os.environ.get("SUITE")
+    rows = []
+    for name in names:
+        suite = SUITES[name]
+        if directory is None or not (Path(directory) / suite.file).exists():
+            print(f"skipped: {name}, which needs SUITE=directory with {suite.file}", file=sys.stderr)
+            continue
+        row = Row(name, [], results=suite.run(Path(directory) / suite.file))
+        record(row)
+        rows.append(row)
+    return rows
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from gesso.serve.anthropic_fields import MessagesFields
 from gesso.serve.fields import Fields
 from gesso.serve.generation import Generation
 from gesso.serve.http import error_handlers
+from gesso.serve.http.absent_routes import add_absent_routes
 from gesso.serve.http.adapter_routes import add_adapter_routes
 from gesso.serve.http.body import json_body
 from gesso.serve.http.disconnect import CLIENT_LEFT, ClientDisconnected, cancel_on_disconnect
@@ -69,9 +70,13 @@ def create_app(settings: ServerSettings, board: Board | None = None) -> FastAPI:
     _add_token_endpoints(app, models)
     _add_operation_endpoints(app, models, metrics)
     add_adapter_routes(app, models)
+    add_absent_routes(app)
     add_studio(app)
     install_schemas(app)
+    paths = frozenset(str(getattr(route, "path", "")) for route in app.routes)
+    app.add_middleware(RequestGuard, settings=settings, metrics=metrics, paths=paths)
     if settings.cors_origins:
+        # Outside the guard, so that a page can read why the guard rejected its request.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
@@ -80,8 +85,6 @@ def create_app(settings: ServerSettings, board: Board | None = None) -> FastAPI:
             # but the key, and only pages of the allowed origins may send them.
             allow_headers=["*"],
         )
-    paths = frozenset(str(getattr(route, "path", "")) for route in app.routes)
-    app.add_middleware(RequestGuard, settings=settings, metrics=metrics, paths=paths)
     return app
 
 

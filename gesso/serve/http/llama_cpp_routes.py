@@ -1,4 +1,4 @@
-"""The endpoints of llama.cpp's server that editors use, and those that are absent."""
+"""The endpoints of llama.cpp's server that editors use."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -7,14 +7,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from gesso.serve import llama_cpp
-from gesso.serve.errors import ApiError
 from gesso.serve.http.openapi import document
-from gesso.serve.llama_cpp import WITHOUT_EMBEDDINGS, WITHOUT_SLOTS, InfillFields, LlamaCppCompletionFields
+from gesso.serve.llama_cpp import InfillFields, LlamaCppCompletionFields
 from gesso.serve.models import Models
 
 Generate = Callable[..., Awaitable[Response]]
-ABSENT = 501
-EMBEDDINGS = ("/embedding", "/embeddings", "/v1/embeddings")
 
 
 def add_llama_cpp_routes(app: FastAPI, models: Models, generate: Generate) -> None:
@@ -35,13 +32,3 @@ def add_llama_cpp_routes(app: FastAPI, models: Models, generate: Generate) -> No
         """Return the context of a model, in the form of llama.cpp's API."""
         served = models.of(model)
         return llama_cpp.properties(served, model or served.frontend.name)
-
-    @app.get("/slots", tags=["operation"], include_in_schema=False)
-    async def slots() -> None:
-        raise ApiError(ABSENT, WITHOUT_SLOTS, code="not_supported")
-
-    for path in EMBEDDINGS:
-
-        @app.post(path, tags=["text"], include_in_schema=False)
-        async def embeddings() -> None:
-            raise ApiError(ABSENT, WITHOUT_EMBEDDINGS, code="not_supported")

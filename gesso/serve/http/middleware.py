@@ -94,8 +94,7 @@ class RequestGuard:
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > self.settings.body_bytes:
             raise body_too_large(self.settings.body_bytes)
-        preflight = scope["method"] == "OPTIONS" and self.settings.cors_origins
-        if not self.keys or scope["path"] in OPEN_PATHS or scope["path"].startswith(PREFIX) or preflight:
+        if not self.keys or scope["path"] in OPEN_PATHS or scope["path"].startswith(PREFIX):
             return address
         sent = dict(scope["headers"])
         holder = self.keys.holder(sent.get(b"authorization") or b"Bearer " + sent.get(b"x-api-key", b""))

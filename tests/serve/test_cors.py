@@ -1,0 +1,51 @@
+"""Answers to pages of an allowed origin."""
+
+import pytest
+from starlette.testclient import TestClient
+
+from gesso.serve.http import middleware
+from gesso.serve.http.app import create_app
+from gesso.serve.settings import ServerSettings
+
+PAGE, OTHER = "https://page.example", "https://other.example"
+JSON = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
+
+
+@pytest.fixture(scope="module")
+def client():
+    # Not started: requests that are rejected before they are read need no engine.
+    return TestClient(create_app(ServerSettings(keys=("secret",), cors_origins=(PAGE,))))
+
+
+def post(client, origin, headers=JSON, content=b"{}"):
+    return client.post("/v1/completions", headers={"Origin": origin, **headers}, content=content)
+
+
+def allowed(response):
+    return response.headers.get("access-control-allow-origin")
+
+
+def test_a_page_of_an_allowed_origin_can_read_why_a_request_was_rejected(client, monkeypatch):
+    without_key = post(client, PAGE, headers={"Content-Type": "application/json"})
+    assert (without_key.status_code, allowed(without_key)) == (401, PAGE)
+    too_large = post(client, PAGE, headers=JSON | {"Content-Length": "9" * 12})
+    assert (too_large.status_code, allowed(too_large)) == (413, PAGE)
+
+    def no_memory(memory, client, size):
+        raise middleware.ApiError(503, "no memory", code="bodies_too_large", retry_after=1)
+
+    monkeypatch.setattr(middleware.BodyMemory, "take", no_memory)
+    busy = post(client, PAGE)
+    assert (busy.status_code, allowed(busy)) == (503, PAGE)
+
+
+def test_a_page_of_another_origin_cannot_read_why_a_request_was_rejected(client):
+    response = post(client, OTHER, headers={})
+    assert response.status_code == 401 and allowed(response) is None
+
+
+def test_a_preflight_needs_no_key_and_any_other_options_request_does(client):
+    asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-api-key"}
+    preflight = client.options("/v1/completions", headers=asked)
+    assert (preflight.status_code, allowed(preflight)) == (200, PAGE)
+    assert client.options("/v1/completions", headers={"Origin": PAGE}).status_code == 401

@@ -1,0 +1,115 @@
+"""The clients, what each needs, and an environment for each."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = Path(".clients").absolute()
+SHARED = "checks.mjs"  # imported by every JavaScript client
+
+
+@dataclass(frozen=True)
+class Client:
+    """A script of this directory, and the packages in its environment."""
+
+    name: str
+    packages: tuple[str, ...]  # the first ones are named with their versions
+    shown: int = 1
+
+    @property
+    def environment(self) -> Path:
+        return ENVIRONMENTS / self.name
+
+    def install(self) -> None:
+        """Install the client, unless that was done before."""
+        if (self.environment / "installed").exists():
+            return
+        print(f"installing {self.name}", file=sys.stderr)
+        self.environment.mkdir(parents=True, exist_ok=True)
+        self.install_packages()
+        (self.environment / "installed").touch()
+
+    def install_packages(self) -> None:
+        raise NotImplementedError
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def version(self, package: str) -> str:
+        raise NotImplementedError
+
+    def versions(self) -> list[str]:
+        return [f"{package} {self.version(package)}" for package in map(_bare, self.packages[: self.shown])]
+
+
+class PythonClient(Client):
+    @property
+    def interpreter(self) -> str:
+        return str(self.environment / "bin" / "python")
+
+    def install_packages(self) -> None:
+        subprocess.run([sys.executable, "-m", "venv", self.environment], check=True)
+        subprocess.run([self.interpreter, "-m", "pip", "install", "--quiet", *self.packages], check=True)
+
+    def command(self) -> list[str]:
+        return [self.interpreter, str(HERE / f"{self.name}.py")]
+
+    def version(self, package: str) -> str:
+        program = f"from importlib.metadata import version; print(version({package!r}))"
+        return subprocess.run([self.interpreter, "-c", program], capture_output=True, text=True).stdout.strip()
+
+
+class NodeClient(Client):
+    def install_packages(self) -> None:
+        (self.environment / "package.json").write_text('{"private": true, "type": "module"}\n')
+        options = ["--no-audit", "--no-fund", "--no-package-lock"]
+        subprocess.run(["npm", "install", *options, *self.packages], cwd=self.environment, check=True)
+
+    def command(self) -> list[str]:
+        """Return the command, with the script next to its packages: node looks for them there."""
+        for file in (SHARED, f"{self.name}.mjs"):
+            shutil.copy(HERE / file, self.environment)
+        return ["node", str(self.environment / f"{self.name}.mjs")]
+
+    def version(self, package: str) -> str:
+        description = self.environment / "node_modules" / package / "package.json"
+        return str(json.loads(description.read_text())["version"])
+
+
+def _bare(requirement: str) -> str:
+    """Return the name of a package without extras."""
+    return requirement.partition("[")[0]
+
+
+TORCH = "torch>=2.11,<2.14"
+_LANGCHAIN = ("langchain-openai", "langchain-anthropic", "langchain-ollama", "langgraph", "langchain")
+_LANGCHAIN_JS = ("langchain", "@langchain/openai", "@langchain/anthropic", "@langchain/ollama", "zod")
+_AI_SDK = ("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic")
+CLIENTS: dict[str, Client] = {
+    client.name: client
+    for client in (
+        PythonClient("openai_python", ("openai",)),
+        NodeClient("openai_node", ("openai",)),
+        PythonClient("anthropic_python", ("anthropic",)),
+        NodeClient("anthropic_node", ("@anthropic-ai/sdk", "zod")),
+        PythonClient("ollama_python", ("ollama",)),
+        NodeClient("ollama_node", ("ollama",)),
+        PythonClient("langchain_python", _LANGCHAIN, shown=4),
+        NodeClient("langchain_node", _LANGCHAIN_JS, shown=4),
+        PythonClient("llama_index_python", ("llama-index-llms-ollama", "llama-index-core"), shown=2),
+        PythonClient("litellm_python", ("litellm", "mcp")),
+        PythonClient("aider_python", ("aider-chat",)),
+        PythonClient("outlines_python", ("outlines", "openai")),
+        PythonClient("instructor_python", ("instructor",)),
+        PythonClient("pydantic_ai_python", ("pydantic-ai-slim[openai,anthropic]",)),
+        PythonClient("llm_python", ("llm",)),
+        NodeClient("ai_sdk_node", _AI_SDK, shown=4),
+        PythonClient("lm_eval_python", ("lm_eval[api]", TORCH, "transformers")),
+        PythonClient("guidellm_python", ("guidellm", TORCH)),
+        PythonClient("inspect_python", ("inspect-ai", "openai")),
+    )
+}
