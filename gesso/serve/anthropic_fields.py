@@ -161,9 +161,10 @@ class ToolChoiceFields(Fields):
 
 
 class ThinkingFields(LenientFields):
-    """Whether to think before the answer: with `enabled` and `adaptive`. A budget is ignored."""
+    """Whether to think before the answer: with `enabled` and `adaptive`."""
 
     type: Literal["enabled", "adaptive", "disabled"] = "disabled"
+    budget_tokens: Any = Field(default=None, description="No effect but a warning.")
 
 
 class OutputFormat(LenientFields):
@@ -173,6 +174,7 @@ class OutputFormat(LenientFields):
 
 class OutputFields(LenientFields):
     format: OutputFormat | None = Field(default=None, description="A JSON schema for the answer.")
+    effort: Any = Field(default=None, description="No effect but a warning.")
 
 
 class MessagesFields(Common):
@@ -190,7 +192,16 @@ class MessagesFields(Common):
     metadata: Ignored = None
     service_tier: Ignored = None
     cache_control: Ignored = None
-    context_management: Ignored = None
+    context_management: Any = Field(default=None, description="No effect but a warning.")
+
+    @property
+    def ignored(self) -> dict[str, str]:
+        reasons = {
+            "thinking.budget_tokens": (self.thinking.budget_tokens, "thoughts have no limit but max_tokens"),
+            "output_config.effort": (self.output_config.effort, "thinking.type turns thinking on or off"),
+            "context_management": (self.context_management, "send the messages that the answer needs"),
+        }
+        return {name: reason for name, (value, reason) in reasons.items() if value}
 
     def to_chat(self) -> ChatFields:
         system = [{"role": "system", "content": _text(self.system)}] if self.system else []

@@ -35,6 +35,7 @@ REASONS = {
     "frequency_penalty": _NO_ORDER,
     "presence_penalty": _NO_ORDER,
     "repetition_penalty": _NO_ORDER,
+    "repeat_penalty": _NO_ORDER,
     "logit_bias": "a canvas is drawn from the model's own predictions; choice, regex and grammar allow or exclude text",
 }
 WARNINGS = 16  # in one answer

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from gesso.chat.answer import Answer
 from gesso.errors import InputError
@@ -30,6 +30,7 @@ from gesso.serve.fields import (
 )
 from gesso.serve.generation import Generation
 from gesso.serve.image_parts import base64_part, content_of
+from gesso.serve.leniency import REASONS, UNSUPPORTED
 from gesso.serve.models import ServedModel
 from gesso.serve.openai.chat_fields import ChatFields
 from gesso.serve.openai.text_fields import CompletionFields
@@ -53,14 +54,40 @@ LOAD, UNLOAD = "load", "unload"  # why a request without a prompt ends
 _NO_TIME = re.compile(r"0+(\.0+)?(ns|us|µs|ms|s|m|h)?")
 
 
+# Options of Ollama's runner, which change no text here: memory and threads, the length of a context that this server
+# never shifts, and the details of penalties.
+MACHINE_OPTIONS = frozenset(
+    {
+        "num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram",
+        "numa", "f16_kv", "vocab_only", "logits_all", "draft_num_predict", "repeat_last_n", "penalize_newline",
+    }
+)  # fmt: skip
+OFF_OPTIONS = {
+    "repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0,
+    "mirostat": 0, "mirostat_tau": 5, "mirostat_eta": 0.1, "typical_p": 1, "tfs_z": 1,
+}  # fmt: skip
+
+
 class OptionFields(DrawFields, LenientFields):  # type: ignore[valid-type, misc]
-    """Options of the generation. Others that Ollama has, such as num_ctx, are ignored."""
+    """Options of the generation. Others that Ollama has give a warning, unless they concern its runner."""
+
+    model_config = ConfigDict(extra="allow")
 
     num_predict: int | None = Field(default=None, description="Most tokens of the answer. Below 1: all that fit.")
     seed: Annotated[int, Field(lt=2**64)] | None = Field(default=None, description="Below 0: a random seed.")
     temperature: Temperature = 1.0
     stop: Stop = []
     diffusion: DiffusionFields = DiffusionFields()
+
+    @property
+    def ignored(self) -> dict[str, str]:
+        """The options that have no effect, with the reason."""
+        names = [
+            name
+            for name, value in (self.model_extra or {}).items()
+            if name not in MACHINE_OPTIONS and value != OFF_OPTIONS.get(name)
+        ]
+        return {f"options.{name}": REASONS.get(name, UNSUPPORTED) for name in names}
 
     @property
     def most_tokens(self) -> int | None:
@@ -77,6 +104,11 @@ class OllamaFields(Fields):
     options: OptionFields = OptionFields()
     think: bool | Literal["low", "medium", "high"] = False
     keep_alive: Any = Field(default=None, description="The engine stays loaded. 0 without a prompt gives `unload`.")
+
+    @property
+    def ignored(self) -> dict[str, str]:
+        """The fields that have no effect, with the reason."""
+        return self.options.ignored
 
     @property
     def reason_without_prompt(self) -> str:

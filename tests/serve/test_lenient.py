@@ -166,6 +166,27 @@ def test_constraints_of_vllm_are_ours(frontends, endpoint, name, value, expected
         assert json.loads(found.constraint.source) == expected and found.warnings == []
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "body", "name"),
+    [
+        ("ollama_chat", {"messages": HELLO, "options": {"repeat_penalty": 1.1}}, "options.repeat_penalty"),
+        ("ollama_generate", {"prompt": "Hello", "options": {"mirostat": 2}}, "options.mirostat"),
+        ("ollama_generate", {"prompt": "Hello", "raw": True, "options": {"tfs_z": 2}}, "options.tfs_z"),
+        ("anthropic", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+        ("anthropic", {"output_config": {"effort": "low"}}, "output_config.effort"),
+        ("anthropic", {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
+    ],
+)
+def test_no_dialect_ignores_a_field_silently(frontends, endpoint, body, name):
+    common = {"messages": HELLO, "max_tokens": 8} if endpoint == "anthropic" else {}
+    asked = {"endpoint": endpoint, "contexts": {"tiny": CONTEXT}, "sees": {"tiny": False}}
+    head, blob = run(asked, json.dumps(common | body).encode(), [frontends[False]])
+    (warning,) = PreparedRequest.decode(head, blob).warnings
+    assert warning.startswith(f"{name} was ignored: ")
+    head, _ = run(asked, json.dumps(common | body).encode(), [frontends[True]])
+    assert json.loads(head)["error"]["param"] == name
+
+
 def test_functions_are_tools(frontends):
     tools = {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "weather"}}}
     functions = {"functions": [WEATHER["function"]], "function_call": {"name": "weather"}}

@@ -253,7 +253,18 @@ def chat_of(**fields):
     return OllamaChatFields.model_validate({"messages": HELLO} | fields).translated()
 
 
-def test_options_become_fields_of_a_chat_and_others_are_ignored():
+def test_options_without_an_effect_give_a_warning_and_those_of_the_machine_do_not():
+    machine = {"num_ctx": 4096, "num_thread": 8, "num_gpu": 1, "use_mmap": True, "num_keep": 5, "repeat_last_n": 33}
+    off = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "mirostat": 0, "typical_p": 1.0}
+    fields = OllamaChatFields.model_validate({"messages": HELLO, "options": {**machine, **off}})
+    assert fields.ignored == {}
+    changed = {"repeat_penalty": 1.1, "presence_penalty": 1.5, "mirostat": 1, "typical_p": 0.7, "new_option": 3}
+    fields = OllamaChatFields.model_validate({"messages": HELLO, "options": changed})
+    assert fields.ignored.keys() == {f"options.{name}" for name in changed}
+    assert "drawn together" in fields.ignored["options.repeat_penalty"]
+
+
+def test_options_become_fields_of_a_chat():
     found = chat_of(options={"num_predict": 5, "seed": 3, "temperature": 0.5, "stop": "x", "top_p": 0.9, "num_ctx": 9})
     assert (found.max_tokens, found.seed, found.temperature, found.stop, found.stream) == (5, 3, 0.5, ["x"], True)
     assert (found.top_p, found.top_k) == (0.9, None)

@@ -85,11 +85,15 @@ def parse_leniently(fields: type[C], body: bytes, frontends: Frontends) -> tuple
     if isinstance(data, dict):
         data, ignored = without_unsupported(fields, with_own_constraints(data))
     parsed = fields.model_validate(data)
-    ignored |= parsed.ignored
+    return parsed, ignore(ignored | parsed.ignored, frontends)
+
+
+def ignore(ignored: dict[str, str], frontends: Frontends) -> list[str]:
+    """Return a warning for each field that is ignored. A strict server rejects those."""
     if ignored and frontends[0].settings.strict:
         name, reason = next(iter(ignored.items()))
         raise ApiError(400, f"{name}: {reason}; leave it out", param=name, code="unknown_parameter")
-    return parsed, warnings_of(ignored)
+    return warnings_of(ignored)
 
 
 def read_json(body: bytes) -> Any:
@@ -323,7 +327,7 @@ def anthropic(task: Task, body: bytes, frontends: Frontends) -> Outcome:
         message = "thread: this server keeps no threads; send the whole conversation without it"
         raise ApiError(400, message, param="thread", code=THREAD_UNSUPPORTED)
     _reject_drafts(fields)
-    return _chat(task, fields.to_chat(), frontends)
+    return _chat(task, fields.to_chat(), frontends, ignore(fields.ignored, frontends))
 
 
 def count_tokens(task: Task, body: bytes, frontends: Frontends) -> Outcome:
@@ -351,9 +355,10 @@ def _ollama(task: Task, fields: OllamaChatFields | OllamaGenerateFields, fronten
         echo["done_reason"] = fields.reason_without_prompt
         return RequestBuilder(task, common, frontends).build([], echo=echo)
     _reject_drafts(translated)
+    warnings = ignore(fields.ignored, frontends)
     if isinstance(translated, ChatFields):
-        return _chat(task, translated, frontends, echo=echo)
-    return _completions(task, translated, frontends, echo=echo)
+        return _chat(task, translated, frontends, warnings, echo)
+    return _completions(task, translated, frontends, warnings, echo)
 
 
 def llama_cpp_infill(task: Task, body: bytes, frontends: Frontends) -> Outcome:
