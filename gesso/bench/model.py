@@ -146,7 +146,8 @@ def _kernels(g: Any) -> dict[str, str]:
     if not isinstance(backend, CudaBackend):
         return {"all": "plain operations"}
     low = g.config.quantization is not None
-    return {**choices(g.config, card_of(g.model.device), backend.kernels, low=low)}
+    chosen = choices(g.config, card_of(g.model.device), backend.kernels, low=low)
+    return {str(family): tiles for family, tiles in chosen.items()}
 
 
 def draw(found: dict[str, Any]) -> str:
