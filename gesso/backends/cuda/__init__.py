@@ -17,8 +17,9 @@ from gesso.backends.cuda.counts import COUNTS
 from gesso.backends.cuda.experts import stays_on_device
 from gesso.backends.cuda.families import ALL, Family, KernelError, Kernels, is_of_kernel, launching
 from gesso.backends.cuda.graphs import Graphs, shape_of
+from gesso.backends.cuda.kernels import gluon_kernels
 from gesso.backends.cuda.kernels.asked import logits_of
-from gesso.backends.cuda.kernels.gluon_kernels import missing_kernels
+from gesso.backends.cuda.kernels.attention_tiles import tiles
 from gesso.backends.cuda.kernels.segments import Segment
 from gesso.backends.cuda.kernels.vocab import predict
 from gesso.backends.cuda.kernels.within import draw_within
@@ -218,7 +219,7 @@ class CudaBackend(CudaPasses):
 
     def __init__(self, model: DiffusionGemma) -> None:
         super().__init__(model)
-        missing_kernels(model.device)  # warns of each
+        gluon_kernels.missing_kernels(model.device)  # warns of each
         if self.stream.buffers and not self.kernels.run("experts"):
             raise streaming_error(card_of(model.device), "the card does not convert FP8")
         self.expected: Expected | None = None
@@ -281,6 +282,10 @@ class CudaBackend(CudaPasses):
         """Let plain operations take the place of a family whose kernel has failed, from now on."""
         if not self.may_switch_off:
             raise error
+        if gluon_kernels.switch_off(error.family, str(error)):  # perhaps only these fail
+            tiles.cache_clear()
+            self._forget()
+            return
         if error.family == "experts" and self.stream.buffers:
             raise streaming_error(card_of(self.model.device), str(error)) from error
         logger.warning(

@@ -21,12 +21,11 @@ GLUON = ("attention_hopper", "experts_int4_hopper", "feed_forward_hopper", "gluo
 @pytest.fixture
 def h100(monkeypatch):
     """Let the running card be an H100, and every import be the first."""
-    gluon.gluon_kernels.cache_clear()
     attention_tiles.tiles.cache_clear()
+    monkeypatch.setattr(gluon, "_modules", {})
     monkeypatch.setattr(gluon, "_failures", {})
     with playing(CARDS["h100"]):
         yield CARDS["h100"]
-    gluon.gluon_kernels.cache_clear()
     attention_tiles.tiles.cache_clear()
 
 
@@ -44,6 +43,14 @@ def test_kernels_run_in_gluon_if_all_modules_can_be_imported(h100, caplog):
     assert gluon.missing_kernels(CUDA) == []
     assert attention_tiles.tiles(256, torch.bfloat16, h100).roles and feed_forward._has_kernel(CUDA)
     assert not caplog.messages
+
+
+def test_a_kernel_that_does_not_compile_switches_off_the_gluon_kernels_of_its_family_first(h100, caplog):
+    gluon.missing_kernels(CUDA)
+    assert gluon.switch_off("attention", "CompilationError: removed") and not gluon.switch_off("attention", "again")
+    attention_tiles.tiles.cache_clear()
+    assert not attention_tiles.tiles(256, torch.bfloat16, h100).roles and feed_forward._has_kernel(CUDA)
+    assert len(caplog.messages) == 1 and "CompilationError: removed" in caplog.messages[0]
 
 
 def test_no_other_card_imports_gluon(monkeypatch):
