@@ -8,6 +8,7 @@
 #   make test-ray       replicas on a Ray cluster of this machine; installs Ray into .venv-ray
 #   make test-clients   clients of other projects against a server; installs them, needs node for two of them
 #   make wheel      build dist/*.whl              make release-check   what is missing for a release
+#   make cards      compile the kernels for graphics cards of other architectures, without any; 30 minutes
 #   make mini-data, make sudoku-data                    training data of examples/mini and examples/sudoku
 # The tests of the studio need a browser (apt-get install chromium) and skip without one.
 PYTHON ?= python3
@@ -23,7 +24,7 @@ TREE ?= $(shell git rev-parse HEAD:gesso 2>/dev/null)
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo chat studio check test test-examples test-ray test-gpu test-clients lint properties docs wheel \
-	release-check mini-data sudoku-data clean
+	cards release-check mini-data sudoku-data clean
 demo: $(VENV)/.installed
 	@$(BIN)/gesso demo
 	@echo "The commands are in $(BIN): run . $(BIN)/activate first. make studio installs what gesso serve needs."
@@ -66,6 +67,10 @@ lint: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs site
 	@echo "The documentation is in site/index.html"
+
+# With the installed Triton; results of other versions stay.
+cards: $(VENV)/.installed-dev
+	$(BIN)/python -m tools.cards --processes $(PROCESSES)
 
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m hatchling build

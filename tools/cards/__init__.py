@@ -1,0 +1,1 @@
+"""Compile every kernel for graphics cards of other architectures, without a GPU: `make cards`."""
