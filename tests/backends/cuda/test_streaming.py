@@ -78,7 +78,7 @@ def hidden(backend: Backend, adapter: str | None = None) -> Tensor:
 def only_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reduce a layer to its experts, run by the plain module: kernels take seconds in the interpreter."""
 
-    def run_layer(layer, x_TH, normed, lengths, attend, rotation, scalar_T1, next_norm, adapters):
+    def run_layer(layer, x_TH, normed, lengths, attend, rotation, scalar_T1, next_norm, adapters, kernels):
         index_TK, weight_TK, _ = layer.router(x_TH)
         with active(layer, adapters.names[0]):
             x_TH = x_TH + layer.experts(x_TH, index_TK, weight_TK)
