@@ -82,22 +82,25 @@ def test_rows_keep_their_values_in_the_file():
     assert "fp8 has no kernels for experts" in page
 
 
-def _hash_of(source: str, directory: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    (directory / f"{name}.py").write_text(source)
-    monkeypatch.syspath_prepend(directory)
-    return source_hash(import_module(name).outer)
+def hash_of(source: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    directory.mkdir()
+    (directory / "kernel_to_hash.py").write_text(source)
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(directory)
+        patch.delitem(sys.modules, "kernel_to_hash", raising=False)
+        return source_hash(import_module("kernel_to_hash").outer)
 
 
-def test_hashes_follow_code_and_constants_but_not_comments(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("before", "after", "differs"),
+    [("Add.", "Sum.", False), ("# a limit", "", False), ("x + LIMIT", "x - LIMIT", True), ("= 4", "= 5", True)],
+)
+def test_hashes_follow_code_and_constants_but_not_comments(tmp_path, monkeypatch, before, after, differs):
     source = 'LIMIT = 4\ndef outer(x):\n    """Add."""\n    return x + LIMIT  # a limit\n'
-    first = _hash_of(source, tmp_path, "kernel_a", monkeypatch)
-
-    def changed(name: str, before: str, after: str) -> bool:
-        text = _hash_of(source.replace(before, after), tmp_path, name, monkeypatch)
-        return text != first
-
-    assert not changed("kernel_b", "Add.", "Sum.") and not changed("kernel_c", "# a limit", "")
-    assert changed("kernel_d", "x + LIMIT", "x - LIMIT") and changed("kernel_e", "= 4", "= 5")
+    changed = source.replace(before, after)
+    assert changed != source
+    hashes = {hash_of(text, tmp_path / name, monkeypatch) for name, text in (("first", source), ("second", changed))}
+    assert (len(hashes) == 2) == differs
 
 
 def test_errors_of_the_assembler_are_one_line():
