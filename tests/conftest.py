@@ -15,6 +15,7 @@ import pytest
 gc.disable()  # until all tests are imported: see pytest_collection_finish
 import torch  # noqa: E402
 
+from tests import durations  # noqa: E402
 from tests.interpreter import speed_up  # noqa: E402
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -26,42 +27,12 @@ if not torch.cuda.is_available():
 
 
 TESTS = Path(__file__).parent
-# Files that take more than a few seconds. `make check` leaves them out; `make test` runs them.
-SLOW = {
-    "adapters/test_adapters.py", "adapters/test_merging.py", "adapters/test_peft.py", "backends/cpu/test_attention.py",
-    "backends/cpu/test_backend.py", "backends/cpu/test_dots.py", "backends/cpu/test_products.py",
-    "backends/cuda/test_adapter_bank.py", "backends/cuda/test_adapters.py", "backends/cuda/test_attention.py",
-    "backends/cuda/test_experts.py", "backends/cuda/test_experts_four_bit.py", "backends/cuda/test_families.py",
-    "backends/cuda/test_hash.py",
-    "backends/cuda/test_mixture.py", "backends/cuda/test_model.py", "backends/cuda/test_streaming.py",
-    "backends/cuda/test_vocab.py", "backends/cuda/test_within.py", "bench/test_bench.py",
-    "benchmarks/test_cpu_kernels.py", "benchmarks/test_peers.py", "benchmarks/test_training.py",
-    "bundled/test_bundled.py", "checkpoint/quantize/test_command.py", "checkpoint/quantize/test_convert.py",
-    "checkpoint/quantize/test_export_compressed_tensors.py", "checkpoint/test_compressed_tensors.py",
-    "checkpoint/test_hub.py", "checkpoint/test_huggingface.py", "checkpoint/test_malformed.py",
-    "checkpoint/test_push.py", "cli/test_chat.py", "cli/test_cli.py", "cli/test_completion.py", "cli/test_distill.py",
-    "cli/test_models.py", "cli/test_rewriting.py", "cli/test_sudoku.py", "cli/test_train.py", "cli/test_train_data.py",
-    "constraints/test_guide.py", "constraints/test_hostile.py", "constraints/test_pins.py", "diffusion/test_rules.py",
-    "diffusion/test_settle.py", "distill/test_record.py", "docs/test_code.py", "docs/test_outputs.py",
-    "docs/test_site.py", "docs/test_training.py", "engine/test_adapters.py", "engine/test_ending.py",
-    "engine/test_engine.py", "engine/test_faults.py", "engine/test_final_text.py", "engine/test_generation_parity.py",
-    "engine/test_graphs.py", "engine/test_guided.py", "engine/test_images.py", "engine/test_prefix_files.py",
-    "engine/test_scheduler.py", "engine/test_scoring.py", "engine/test_verified.py", "eval/test_answers.py",
-    "eval/test_tune.py", "examples/test_demo.py", "examples/test_make_data.py", "examples/test_sudoku_bank.py",
-    "examples/test_sudoku_pictures.py", "images/test_process.py", "images/test_read.py", "infill/test_boundary.py",
-    "infill/test_edit.py", "infill/test_infill.py", "info/test_hardware.py", "model/test_parity.py",
-    "model/test_vision.py", "test_api.py", "test_gpu_suite.py", "test_image_prompts.py", "test_settings.py",
-    "test_dockerfile.py", "test_wheel.py", "tools/test_crashes.py", "tools/test_hot_load.py", "tools/test_joining.py",
-    "train/test_distilled.py", "train/test_export.py", "train/test_held_out.py", "train/test_images.py",
-    "train/test_lora.py", "train/test_metrics.py", "train/test_objective.py", "train/test_prepare.py",
-    "train/test_resuming.py", "train/test_shared_recipe.py", "train/test_trainer.py", "examples/test_vocabulary.py",
-}  # fmt: skip
 WITHOUT_SERVER = {
     "serve/test_adapter_board.py",
     "serve/test_page.py", "serve/test_prepare.py", "serve/test_remote_images.py", "serve/test_shares.py",
     "serve/test_stored.py", "serve/test_worker.py",
 }  # fmt: skip
-# Fast tests in slow files, so that `make check` covers every package.
+# Fast tests in slow files, which `make check` runs all the same.
 CORE = (
     "adapters/test_adapters.py::test_adapters_are_switched_by_name",
     "bench/test_bench.py::test_a_token_reads_its_experts_the_causal_layers_and_the_head",
@@ -73,6 +44,7 @@ CORE = (
     "engine/test_scoring.py::test_same_scores_and_same_texts_in_any_batch",
     "model/test_parity.py::test_hidden_states_and_logits_equal_the_reference_at_every_prompt_length[3]",
     "model/test_parity.py::test_hidden_states_and_logits_equal_the_reference_at_every_prompt_length[7]",
+    "trace/test_trace.py::test_a_run_has_every_step",
 )
 
 
@@ -81,28 +53,45 @@ def starts_server(path: Path) -> bool:
     return path.parts[0] in ("attack", "serve") and str(path) not in WITHOUT_SERVER
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by what they need, so that `make check` can leave them out, and run slow files first.
+def is_slow(file: str) -> bool:
+    """Return whether `make check` leaves a file out because of its recorded duration."""
+    return durations.recorded().get(file, 0.0) >= durations.SLOW
 
-    The processes of pytest-xdist take one file after the other. A slow one at the end would run alone. Files with a
-    server wait most of their time, so they alternate with the slow files without one, which compute.
-    """
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip files whose tests are all deselected by `-m`. Otherwise each process of pytest-xdist imports them."""
+    chosen = config.getoption("markexpr")
+    if collection_path.suffix != ".py" or " or " in chosen:
+        return None
+    path = collection_path.relative_to(TESTS)
+    has_core = any(core.startswith(f"{path}::") for core in CORE)
+    marked = {
+        "gpu": path.parts[0] == "gpu",
+        "server": starts_server(path),
+        "slow": is_slow(str(path)) and not has_core,
+    }
+    return any(applies and f"not {mark}" in chosen for mark, applies in marked.items()) or None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by what they need, so that `make check` can leave them out, and order files by their recorded
+    durations."""
     if "triton" in sys.modules and not torch.cuda.is_available():
         speed_up()
+    seconds = durations.recorded()
     for item in items:
         path, fixtures = item.path.relative_to(TESTS), set(getattr(item, "fixturenames", ()))
-        if str(path) in SLOW and not f"{path}::{item.name}".startswith(CORE):
+        if is_slow(str(path)) and not f"{path}::{item.name}".startswith(CORE):
             item.add_marker("slow")
         if starts_server(path):
             item.add_marker("server")
         if fixtures & {"studio", "browser"}:
             item.add_marker("browser")
 
-    files = dict.fromkeys(item.path.relative_to(TESTS) for item in items)
-    servers = [path for path in files if starts_server(path)]
-    others = [path for path in files if str(path) in SLOW]
-    place = {path: i / len(group) for group in (servers, others) for i, path in enumerate(group)}
-    items.sort(key=lambda item: place.get(item.path.relative_to(TESTS), 1.0))
+    files = list(dict.fromkeys(str(item.path.relative_to(TESTS)) for item in items))
+    ordered = durations.order(files, seconds, starts_server=lambda file: starts_server(Path(file)))
+    place = {file: i for i, file in enumerate(ordered)}
+    items.sort(key=lambda item: place[str(item.path.relative_to(TESTS))])
 
 
 def pytest_collection_finish() -> None:
