@@ -282,7 +282,7 @@ def _pair(head: Term, tail: Term) -> Term:
         return head
     if tail is NOTHING:
         return NOTHING
-    # x{1,2}x{3,4} is x{4,6}. This keeps the states of a text without a limit few.
+    # x*x* is x*. This keeps the states of a text without a limit few.
     second = tail.head if isinstance(tail, Seq) else tail
     if head is second and isinstance(head, Repeat) and head.low == 0 and head.high is None:
         return tail

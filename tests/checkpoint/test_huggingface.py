@@ -114,9 +114,8 @@ def test_failed_save_leaves_nothing_behind(directory, tmp_path, monkeypatch):
 
 
 def test_other_users_can_read_a_saved_checkpoint(directory):
-    assert {file.name: file.stat().st_mode & 0o777 for file in directory.iterdir()} == {
-        file.name: 0o644 for file in directory.iterdir()
-    }
+    files = ("config.json", "generation_config.json", SINGLE, "tokenizer.json")
+    assert {file.name: file.stat().st_mode & 0o777 for file in directory.iterdir()} == dict.fromkeys(files, 0o644)
 
 
 def test_save_to_nonempty_directory_is_rejected(directory):
@@ -199,8 +198,7 @@ print(peak - before, sum(sizes.values()), max(sizes.values()))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the process's memory from /proc")
-@pytest.mark.parametrize("shard_bytes", [10**10, 10**8])
-def test_load_memory_peaks_at_the_model_plus_one_tensor(tmp_path, shard_bytes):
+def test_load_memory_peaks_at_the_model_plus_one_tensor(tmp_path):
     """300 MB, bfloat16 on disk and float32 in memory: a second copy or a mapped file would exceed the limit."""
     raw = json.loads(json.dumps(tiny.CONFIG))
     raw["text_config"] |= {"hidden_size": 512, "moe_intermediate_size": 768, "num_experts": 16, "dtype": "bfloat16",
@@ -209,7 +207,7 @@ def test_load_memory_peaks_at_the_model_plus_one_tensor(tmp_path, shard_bytes):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(0.5)
-    write.save(model, tmp_path / "large", shard_bytes=shard_bytes)
+    write.save(model, tmp_path / "large")
     run = subprocess.run(
         [sys.executable, "-c", PEAK, str(tmp_path / "large")], capture_output=True, text=True, check=True
     )

@@ -79,6 +79,18 @@ def test_equal_terms_are_one_object():
     assert both([ANYTHING, literal("a")]) is literal("a") and other_than(NOTHING) is ANYTHING
 
 
+def test_repetitions_of_repetitions_are_one_repetition():
+    """Otherwise the states of a text without a limit would multiply."""
+    a, b = literal("a"), literal("b")
+    any_a = repeat(a, 0, None)
+    assert seq(any_a, any_a) is any_a and seq(any_a, any_a, b) is seq(any_a, b)
+    assert seq(repeat(a, 1, None), any_a) is not any_a
+    assert repeat(optional(a), 2, 5) is repeat(a, 0, 5) and repeat(optional(a), 2, None) is any_a
+    assert repeat(any_a, 2, 5) is any_a
+    nullable = seq(optional(a), optional(b))
+    assert repeat(nullable, 2, 5) is repeat(nullable, 0, 5)
+
+
 def test_counts_cost_no_memory_and_rules_reach_any_depth():
     long = repeat(char_class(ANY), 3, 10**9)
     assert long.least == 3 and accepts(long, "日本語") and not accepts(long, "ab")

@@ -8,25 +8,19 @@ import torch
 from gesso.backends import torch as backends
 from gesso.backends.torch import TorchBackend
 from gesso.diffusion import hash
+from gesso.diffusion.canvas import Process
 from gesso.diffusion.hash import draw
 from gesso.diffusion.moment import at_least
 from gesso.diffusion.noise import HashSource
 from gesso.diffusion.prediction import argmax
 from gesso.diffusion.samplers import (
     EntropyBound,
-    Moment,
     Prediction,
 )
 from gesso.diffusion.schedule import alpha, temperature
 from gesso.diffusion.stopping import FixedSteps, StableAndConfident
 from gesso.settings import PRESETS, SAMPLERS, STOPPINGS, Diffusion
-
-CPU = torch.device("cpu")
-
-
-def draws(seed=1, canvas=0, step=0):
-    return HashSource().at(seed, canvas, step, CPU)
-
+from tests.moments import CPU, draws, moment
 
 # --- randomness ---------------------------------------------------------------------------------------------------
 
@@ -158,10 +152,6 @@ def prediction(entropy=None, confidence=None, candidate=None, argmax=None):
     return Prediction(column(candidate, 7), column(argmax, 8), column(confidence, 0.5), column(entropy, 1.0))
 
 
-def moment(remaining=5, vocab_size=100, **settings):
-    return Moment(Diffusion(**{"steps": 10} | settings), remaining, vocab_size, draws())
-
-
 def test_entropy_bound_accepts_lowest_entropies_within_the_bound():
     torch.manual_seed(1)
     for bound in (0.05, 0.5, 3.0):
@@ -204,6 +194,23 @@ FIRST = torch.tensor([True, False])
 def test_stable_stopping_compares_the_last_steps(stability, judged, stops):
     steps = history(([9, 1], [0.1, 0.1]), ([1, 1], [0.1, 0.1]), ([1, 2], [0.1, 0.1]))
     assert bool(StableAndConfident(stability, 0.2)(steps, judged, Diffusion())) is stops
+
+
+@pytest.mark.parametrize("stability", [0, 1, 3])
+def test_a_canvas_converges_after_as_many_equal_predictions_as_stability_demands(stability):
+    """The rule must get the earlier predictions that it compares."""
+    process = Process(
+        settings=Diffusion(steps=9, stability=stability, confidence=0.5, settle=0),
+        source=HashSource(),
+        seed=1,
+        vocab_size=100,
+        eos=frozenset(),
+        device=CPU,
+    )
+    canvas = process.blank(0, 4, {})
+    while canvas.reason is None:
+        canvas = process.advance(canvas, prediction(entropy=[0.1] * 4))
+    assert (canvas.step, canvas.reason) == (1 + stability, "converged")
 
 
 def test_stable_stopping_needs_low_entropy():

@@ -1,5 +1,6 @@
 """The rules of `examples/samplers`, against direct computations. C positions, V vocabulary."""
 
+import functools
 import math
 from collections import Counter
 from dataclasses import replace
@@ -9,15 +10,14 @@ import torch
 
 from examples.samplers import rules
 from examples.samplers.rules import Ancestral, Credit, Ddim, InformedCorrector, Plateau, StableTokens, divergence
-from gesso.diffusion.moment import Moment
-from gesso.diffusion.noise import HashSource
 from gesso.diffusion.prediction import Prediction
 from gesso.diffusion.schedule import alpha, temperature
 from gesso.engine.engine import Engine
 from gesso.settings import Diffusion
 from tests.engine_requests import SMALL, finish, other_requests, request, result
+from tests.moments import draws
+from tests.moments import moment as step_moment
 
-CPU = torch.device("cpu")
 SETTINGS = Diffusion(steps=10, t_max=0.8, t_min=0.4)
 ALL = torch.ones(2, dtype=torch.bool)
 
@@ -37,8 +37,7 @@ def predicted(logits_CV, settings=SETTINGS, remaining=5):
     )
 
 
-def moment(history=(), accepted_C=None, remaining=5, vocab_size=4, settings=SETTINGS):
-    return Moment(settings, remaining, vocab_size, HashSource().at(1, 0, 0, CPU), history, accepted_C)
+moment = functools.partial(step_moment, vocab_size=4, settings=SETTINGS)
 
 
 def random_logits(steps, size, vocab_size=4):
@@ -111,7 +110,7 @@ def test_the_least_supported_repeated_tokens_return_to_noise():
     next_C, stays_C = sampler(canvas_C, now, at)
     # Position 0 would take another token than it holds.
     assert (~stays_C).nonzero().flatten().tolist() == [2, 3, 4, 5]
-    noise_C = HashSource().at(1, 0, 0, CPU).tokens(size, vocab_size)
+    noise_C = draws().tokens(size, vocab_size)
     assert torch.equal(next_C, torch.where(stays_C, now.candidate_C, noise_C))
     last = moment((), accepted_C, remaining=1, vocab_size=vocab_size, settings=steps)
     assert sampler(canvas_C, now, last)[1].all(), "the last step renoises none"
