@@ -66,7 +66,6 @@ class Budget:
     ) -> None:
         self.config, self.size, self.value_bytes, self.prefill, self.host = config, size, value_bytes, prefill, host
         self.sizes, self.on_cpu, self.vision = sizes, on_cpu, vision
-        self._counted: dict[str, Mapping[str, WeightSize]] = {}  # by quantization
 
     def weights(self, quantize: str, streamed: Sequence[int] = ()) -> int:
         """Return the bytes of the weights on the device, with the slots that streamed layers share."""
@@ -86,9 +85,7 @@ class Budget:
         """Return the size of every weight by its name in the model."""
         if self.sizes is not None:
             return self.sizes
-        if quantize not in self._counted:
-            self._counted[quantize] = config_sizes(self.config, quantize, self.value_bytes, on_cpu=self.on_cpu)
-        return self._counted[quantize]
+        return config_sizes(self.config, quantize, self.value_bytes, on_cpu=self.on_cpu)
 
     def workspace(self, batch: int) -> int:
         sizes, images = (self.prefill, self.config.canvas_length, self.value_bytes), self.vision > 0

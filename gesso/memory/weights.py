@@ -6,6 +6,8 @@ A packed matrix has the tensors that `Format.stored` lists, in memory as in file
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gesso.checkpoint.source import Source
@@ -43,7 +45,8 @@ def loaded_bytes(model: "nn.Module") -> int:
     return sum(loaded_sizes(model).values())
 
 
-def config_sizes(config: Config, quantize: str, value_bytes: int, *, on_cpu: bool = False) -> dict[str, WeightSize]:
+@lru_cache(maxsize=32)  # a plan needs the sizes in several precisions, and plans for many cards need the same ones
+def config_sizes(config: Config, quantize: str, value_bytes: int, *, on_cpu: bool = False) -> Mapping[str, WeightSize]:
     """Return the size of every weight of the text model by its name. An unpacked value has `value_bytes`.
 
     The weights are packed as the checkpoint is, or else to `quantize`. With `on_cpu`, the latter applies to as many
@@ -59,7 +62,7 @@ def config_sizes(config: Config, quantize: str, value_bytes: int, *, on_cpu: boo
         packed = quantization != NOT_PACKED
         format = format_of(name, parameter.shape, quantization, packs_on_cpu) if packed else None
         sizes[name] = _size(name, parameter.shape, format, value_bytes)
-    return sizes
+    return MappingProxyType(sizes)
 
 
 def source_sizes(source: Source, value_bytes: int, on_gpu: bool, *, unpacked: bool = False) -> dict[str, WeightSize]:
