@@ -201,6 +201,17 @@ def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("served") / "tiny")
 
 
+@pytest.fixture(scope="session")
+def plain_server(served_model: Path, tmp_path_factory: pytest.TempPathFactory):
+    """A server of the tiny model with default settings: see `tests.serving.server_fixture`."""
+    from tests.serving import serving
+
+    log = tmp_path_factory.mktemp("plain") / "log"
+    with serving(log, "--model", str(served_model), "--name", "tiny") as running:
+        running.wait_ready()
+        yield running
+
+
 @pytest.fixture(scope="module")
 def client(server):
     """The official OpenAI client, connected to the `server` fixture of the test file."""

@@ -19,6 +19,9 @@ from gesso.serve.settings import ServerSettings
 from tests import tiny
 from tests.waiting import PATIENCE, wait_until
 
+# Settings under which the tiny model ends a canvas after a few steps.
+QUICK = {"steps": 6, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
+
 
 def make_model(directory: Path, sees: bool = False) -> Path:
     """Write the tiny model with a vocabulary of characters and words, so that any tokens decode to valid text."""
@@ -34,7 +37,17 @@ def make_model(directory: Path, sees: bool = False) -> Path:
 
 
 def server_fixture(*arguments: str):
-    """Return a fixture: a server of the tiny model, started with these arguments and shared by the tests of a file."""
+    """Return a fixture: a server of the tiny model, started with these arguments and shared by the tests of a file.
+
+    Without arguments, all files of this process share one server, so no test may stop it or its engine.
+    """
+    if not arguments:
+
+        @pytest.fixture(scope="module")
+        def shared(plain_server):
+            return plain_server
+
+        return shared
 
     @pytest.fixture(scope="module")
     def server(served_model, tmp_path_factory):

@@ -11,9 +11,7 @@ from gesso.errors import InputError
 from gesso.presets import read_preset
 from gesso.renamed import RenamedWarning
 from gesso.settings import BY_TOKEN, Diffusion, choose
-from tests.serving import server_fixture
 
-server = server_fixture()
 # Former options, the present ones, and what the warning names.
 NAMES = (
     ({"decode": "tokens"}, {"write": "tokens"}),
@@ -103,19 +101,3 @@ def test_serve_takes_its_former_option(main, monkeypatch, tiny_directory):
         warnings.simplefilter("default")
         served = main("serve", str(tiny_directory), "--port", "0", "--decode", "tokens")
     assert started[0].engine.write == "tokens" and "decode='tokens' is now write='tokens'" in served.err
-
-
-def test_http_answers_with_a_warning(server):
-    body = {"prompt": "abc", "max_tokens": 4, "seed": 1}
-    for former, present in NAMES[3:]:
-        found, expected = (
-            server.http.post("/v1/completions", json=body | {"diffusion": diffusion}) for diffusion in (former, present)
-        )
-        (warning,) = found.json()["warnings"]
-        assert warning in found.headers["X-Gesso-Warnings"] and f"write={present['write']!r}" in warning
-        assert found.json()["choices"] == expected.json()["choices"]
-        assert "warnings" not in expected.json()
-    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "seed": 1, "model": "tiny"}
-    former = {"diffusion": {"sampler": "verified"}}
-    for path in ("/v1/chat/completions", "/v1/messages"):
-        assert "write='verified'" in server.http.post(path, json=chat | former).headers["X-Gesso-Warnings"]

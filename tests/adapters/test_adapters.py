@@ -87,7 +87,7 @@ def peft_trained(directory, seed, tie=False, **options):
 # --- training -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [*TIED, UNTIED])
+@pytest.mark.parametrize("seed", [TIED[0], UNTIED])
 def test_a_new_adapter_changes_no_output(tmp_path, seed):
     _, model = load_pair(tmp_path, seed)
     before = outputs(model)
@@ -95,7 +95,7 @@ def test_a_new_adapter_changes_no_output(tmp_path, seed):
     assert all(map(torch.equal, before, outputs(model)))
 
 
-@pytest.mark.parametrize("targets", [(target,) for target in TARGETS] + [tuple(TARGETS)], ids="+".join)
+@pytest.mark.parametrize("targets", [("attention",), ("experts",), tuple(TARGETS)], ids="+".join)
 def test_exactly_the_tensors_of_the_adapter_are_trained(tmp_path, targets):
     _, model = load_pair(tmp_path, TIED[0])
     model.requires_grad_(True)
@@ -158,7 +158,7 @@ def test_adapted_outputs_are_batch_invariant(tmp_path):
 # --- merging ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("targets", [(target,) for target in TARGETS] + [tuple(TARGETS)], ids="+".join)
+@pytest.mark.parametrize("targets", [("router",), tuple(TARGETS)], ids="+".join)
 def test_a_merged_adapter_equals_the_attached_one(tmp_path, targets):
     _, model = load_pair(tmp_path, TIED[1], near_identity=True)  # otherwise rounding errors grow per layer
     base = outputs(model)
@@ -171,7 +171,7 @@ def test_a_merged_adapter_equals_the_attached_one(tmp_path, targets):
     assert [name for name, _ in model.named_parameters()] == names and attached(model) == []
 
 
-@pytest.mark.parametrize("seed", [*TIED, UNTIED])
+@pytest.mark.parametrize("seed", [TIED[1], UNTIED])
 def test_a_merged_checkpoint_loads_in_transformers(tmp_path, seed):
     _, model = load_pair(tmp_path, seed, near_identity=True)
     adapters.add(model, SETTINGS)

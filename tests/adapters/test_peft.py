@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from transformers import DiffusionGemmaForBlockDiffusion
 
 from gesso import adapters
-from gesso.adapters import TARGETS, LoraSettings, files
+from gesso.adapters import LoraSettings, files
 from gesso.checkpoint.load import load as load_weights
 from gesso.checkpoint.quantize import convert
 from gesso.checkpoint.source import open_source
@@ -47,7 +47,7 @@ def through_peft(tmp_path, adapter="adapter"):
     return Bare(PeftModel.from_pretrained(base, tmp_path / adapter).eval())
 
 
-@pytest.mark.parametrize("seed", [*TIED, UNTIED])
+@pytest.mark.parametrize("seed", [TIED[0], UNTIED])
 def test_a_saved_adapter_gives_the_same_logits_in_peft(tmp_path, seed):
     _, model = load_pair(tmp_path, seed)
     adapters.add(model, SETTINGS)
@@ -57,16 +57,6 @@ def test_a_saved_adapter_gives_the_same_logits_in_peft(tmp_path, seed):
     assert furthest(theirs, model) < 1e-4
     adapters.activate(model, None)
     assert furthest(theirs, model) > 1e-2, "the adapter does nothing"
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_each_target_alone_gives_the_same_logits_in_peft(tmp_path, target):
-    _, model = load_pair(tmp_path, TIED[1])
-    settings = LoraSettings(rank=2, targets=(target,))
-    adapters.add(model, settings)
-    fill(model)
-    adapters.save(model, tmp_path / "adapter", settings)
-    assert furthest(through_peft(tmp_path), model) < 1e-4
 
 
 @pytest.mark.parametrize("seed", [TIED[0], UNTIED])
@@ -133,8 +123,7 @@ def test_a_loaded_adapter_can_be_trained_further(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("tie", [True, False])
-@pytest.mark.parametrize("seed", [*TIED, UNTIED])
+@pytest.mark.parametrize(("seed", "tie"), [(TIED[0], True), (TIED[1], False), (UNTIED, True)])
 def test_a_peft_adapter_gives_the_same_logits_in_gesso(tmp_path, seed, tie):
     """`peft` trains separate factors for encoder and decoder, which gesso keeps separate."""
     _, model = load_pair(tmp_path, seed)

@@ -6,6 +6,7 @@ Waits are long enough for a machine that stalls. What an attack may cost is boun
 import contextlib
 import threading
 
+from tests.serving import QUICK
 from tests.waiting import PATIENCE, wait_until
 from tools.load import processes, wire
 
@@ -28,7 +29,6 @@ LIMITS = (
     "--heartbeat",
     "10",
 )
-QUICK = {"steps": 6, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
 GAUGES = ("gesso_requests_running", "gesso_requests_waiting", "gesso_engine_requests", "gesso_engine_places")
 
 

@@ -5,7 +5,9 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +17,7 @@ from gesso.errors import CheckpointError
 from tests.hub import Hub
 
 NAME = "someone/small"
+Main = Callable[..., SimpleNamespace]  # the fixture: the command line in this process
 LIMIT = 20_000  # bytes: larger than the configuration of the tiny checkpoint, smaller than its weights
 KILL = """
 import os, signal, sys
@@ -29,12 +32,11 @@ main(sys.argv[1:])
 """
 
 
-def run(*arguments: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, limit: int) -> subprocess.CompletedProcess[str]:
     """Run a command that can write at most `limit` bytes to a file. A write beyond fails, as on a full disk."""
 
     def limited() -> None:
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "gesso", *arguments]
@@ -49,7 +51,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.mark.parametrize("format", ["gesso", "compressed-tensors", "gguf"])
 def test_quantize_on_a_full_disk_leaves_nothing_and_names_the_target(
-    tiny_directory: Path, tmp_path: Path, format: str
+    main: Main, tiny_directory: Path, tmp_path: Path, format: str
 ) -> None:
     target = tmp_path / "new" / ("model.gguf" if format == "gguf" else "model")
     to = "bf16" if format == "gguf" else "fp8"
@@ -57,11 +59,11 @@ def test_quantize_on_a_full_disk_leaves_nothing_and_names_the_target(
     line = one_line(run(*arguments, limit=LIMIT))
     assert line.endswith(f"{target} cannot be written: File too large; free some space and repeat")
     assert list(target.parent.iterdir()) == []
-    assert run(*arguments).returncode == 0 and list(target.parent.iterdir()) == [target]
+    assert main(*arguments).code == 0 and list(target.parent.iterdir()) == [target]
 
 
 def test_pull_on_a_full_disk_is_continued_and_never_loadable_before(
-    hub: Hub, tiny_directory: Path, tmp_path: Path
+    main: Main, hub: Hub, tiny_directory: Path, tmp_path: Path
 ) -> None:
     hub.add(NAME, tiny_directory)
     line = one_line(run("pull", NAME, limit=LIMIT))
@@ -73,18 +75,20 @@ def test_pull_on_a_full_disk_is_continued_and_never_loadable_before(
     with pytest.raises(CheckpointError, match="503"):
         find(NAME)
     hub.status.clear()
-    done = run("pull", NAME)
-    assert done.returncode == 0
-    directory = Path(done.stdout.strip())
+    done = main("pull", NAME)
+    assert done.code == 0
+    directory = Path(done.out.strip())
     for file in ("config.json", "model.safetensors"):
         assert (directory / file).read_bytes() == (tiny_directory / file).read_bytes()
 
 
-def test_what_a_killed_command_has_left_is_removed_by_the_next_one(tiny_directory: Path, tmp_path: Path) -> None:
+def test_what_a_killed_command_has_left_is_removed_by_the_next_one(
+    main: Main, tiny_directory: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "model"
     arguments = ("quantize", str(tiny_directory), str(target), "--to", "fp8")
     killed = subprocess.run([sys.executable, "-c", KILL, *arguments])
     assert killed.returncode == -signal.SIGKILL
     assert not target.exists() and len(list(tmp_path.glob(".model.*.partial"))) == 1
-    assert run(*arguments).returncode == 0
+    assert main(*arguments).code == 0
     assert list(tmp_path.iterdir()) == [target]

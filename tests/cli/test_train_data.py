@@ -22,8 +22,8 @@ def command(by_heart):
 def by_heart(tmp_path, small, monkeypatch):  # noqa: F811
     """The same run without held-out rows."""
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "chats.jsonl", range(20))
-    write(tmp_path / "held.jsonl", range(20, 24))
+    write(tmp_path / "chats.jsonl", range(6))
+    write(tmp_path / "held.jsonl", range(6, 10))
     command = ["train", "--data", "chats.jsonl", "-m", str(small), "--steps", "4", "--rank", "2"]
     return [*command, "--eval-every", "4"]
 
@@ -33,7 +33,7 @@ def test_data_gives_an_adapter_a_recipe_a_curve_and_the_next_commands(command, s
     out, err = capsys.readouterr()
     files = {path.name for path in Path("runs/chats").iterdir()}
     assert files >= {"adapter", "recipe.toml", "loss.svg", "metrics.jsonl", "samples.jsonl"}
-    assert "data     20 rows to train on, 4 held out" in err and "step 4/4 · loss" in err and "  → " in err
+    assert "data     6 rows to train on, 4 held out" in err and "step 4/4 · loss" in err and "  → " in err
     lines = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert lines["generate"].startswith("gesso generate '")
     assert lines["generate"].endswith(f"-m {small} --adapter runs/chats/adapter")
@@ -55,8 +55,8 @@ def test_written_recipe_repeats_the_run_exactly(command):
     assert weights[0] == weights[1]
 
 
-def test_run_out_of_time_says_how_to_continue(by_heart, capsys):
-    command = [*by_heart, "--out", "runs/my.run"]
+def test_run_out_of_time_says_how_to_continue(command, capsys):
+    command = [*command, "--out", "runs/my.run"]
     assert main([*command, "--minutes", "0.00001"]) == 0
     out = capsys.readouterr().out
     assert "stopped  at step 1 of 4: the same command continues" in out
@@ -67,8 +67,8 @@ def test_run_out_of_time_says_how_to_continue(by_heart, capsys):
 def test_rows_that_were_not_learned_lead_to_a_remedy_and_no_chat(by_heart, capsys):
     assert main(by_heart) == 0
     out, err = capsys.readouterr()
-    assert "20 rows to train on, none held out" in err
-    assert "learned  0 of 20 rows" in out and "--steps 8" in out and "gesso serve" not in out
+    assert "6 rows to train on, none held out" in err
+    assert "learned  0 of 6 rows" in out and "--steps 8" in out and "gesso serve" not in out
 
 
 def test_another_run_in_the_directory_keeps_its_recipe(command, capsys):
@@ -83,7 +83,7 @@ def test_check_reports_on_the_data_without_training(command, capsys):
     Path("more.json").write_text(json.dumps([{"instruction": "Why?", "output": "So."}, {"instruction": "Why?"}]))
     assert main([*command, "--data", "more.json", "--check", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["rows"], report["good"]) == (22, 21)
+    assert (report["rows"], report["good"]) == (8, 7)
     assert [(row["source"], row["line"]) for row in report["rejected"]] == [("more.json", 2)]
     assert not Path("runs").exists()
 

@@ -274,23 +274,17 @@ def test_constraint_is_compiled_once(tiny, monkeypatch):
 # --- random JSON schemas, with random weights ---
 
 
-@pytest.mark.parametrize("part", range(3))
-def test_random_weights_are_valid_under_any_schema(tiny, part):
-    """150 schemas in three parts, each with forty tokens more than it needs."""
-
-    @hypothesis.seed(part)
-    @settings(max_examples=50, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(schemas(), st.integers(0, 2**32))
-    def check(schema, number):
-        guide = tiny.guides.guide(json_schema=schema)
-        length = guide.shortest + 40
-        result = tiny.generate(
-            "Hello", json_schema=schema, seed=number, max_new_tokens=length, canvas_length=48, steps=1, sampler=Argmax()
-        )
-        assert result.finish_reason == "stop"
-        assert valid(json.loads(result.text), schema), result.text
-
-    check()
+@hypothesis.seed(0)
+@settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(schema=schemas(), seed=st.integers(0, 2**32))
+def test_random_weights_are_valid_under_any_schema(tiny, schema, seed):
+    """Each text may have forty tokens more than it needs."""
+    length = tiny.guides.guide(json_schema=schema).shortest + 40
+    result = tiny.generate(
+        "Hello", json_schema=schema, seed=seed, max_new_tokens=length, canvas_length=48, steps=1, sampler=Argmax()
+    )
+    assert result.finish_reason == "stop"
+    assert valid(json.loads(result.text), schema), result.text
 
 
 # --- the command line ---

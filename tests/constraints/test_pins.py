@@ -27,7 +27,7 @@ REGEXES = [
 ]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(regex=st.sampled_from(REGEXES), seed=st.integers(0, 99), data=st.data(), settle=st.booleans())
 def test_random_weights_follow_pins_and_constraint(tiny, regex, seed, data, settle):
     """The pins are tokens of another text that matches the constraint, usually over several canvases."""

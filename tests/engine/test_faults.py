@@ -73,9 +73,9 @@ def clean(one):
     return replace(one, prompt=swap(one.prompt))
 
 
-@pytest.mark.parametrize(("at", "place"), [(0, 2), (170, 4), (290, 0)])
+@pytest.mark.parametrize(("at", "place"), [(0, 2), (170, 4)])
 def test_a_failing_request_fails_alone_at_any_place_in_the_batch(tiny, failing, at, place):
-    """The error is in the first, a middle or the last piece of its prompt, while other prompts are read."""
+    """The error is in the first or a middle piece of its prompt, while other prompts are read."""
     fine = list(map(clean, others()))
     expected = [text_of(*outcome(Engine(tiny.model, tiny.decode, piece=32, prefill=96), [one])) for one in fine]
     assert not failing

@@ -4,7 +4,6 @@ The weights are random and the tokenizer is that of gesso-mini, so most ids of t
 """
 
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -38,15 +37,6 @@ def test_same_seed_same_text_alone_and_in_a_batch(big):
     requests = [big.request(f"{seed}: ", **BRIEF | {"seed": seed}) for seed in range(4)]
     long = big.request("x = 1\n" * 400, **BRIEF)
     assert [result.tokens for result in big.run([long, *requests])[1:]] == alone
-
-
-def test_regex(big):
-    assert re.fullmatch("[a-z]{3,20}", big.generate("x", regex="[a-z]{3,20}", **BRIEF).text)
-
-
-def test_json_schema(big):
-    found = json.loads(big.generate("x", json_schema=SCHEMA, **BRIEF).text)
-    assert set(found) == {"name", "size"} and isinstance(found["size"], int) and len(found["name"]) <= 12
 
 
 def test_a_constraint_gives_the_same_text_captured_and_not(big):

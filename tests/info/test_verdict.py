@@ -35,9 +35,11 @@ def test_nineteen_cards_are_known():
     assert len(CARDS) == 19
 
 
-@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
-def test_the_verdict_names_what_the_alias_chooses_on_the_card(card, capsys, monkeypatch):
+# With streamed experts, in four bits, in fp8, and where everything fits.
+@pytest.mark.parametrize("name", ["rtx-5060", "rtx-4090", "rtx-5090", "h200"])
+def test_the_verdict_names_what_the_alias_chooses_on_the_card(name, capsys, monkeypatch):
     """The alias is asked as `gesso chat` asks it, on a machine whose GPU has the memory of the card."""
+    card = CARDS[name]
     empty = DeviceMemory(total=card.driver_mib * 2**20, free=card.usable_bytes, device="cuda")
     monkeypatch.setattr(loading, "memory_of", lambda device: empty)
     choice = loading.choose_checkpoint(torch.device("cpu"), SHARE, None)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.images.files import drawing, encoded
+from tests.serving import QUICK
 
-QUICK = {"steps": 4, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
 SEED, LENGTH = 3, 16
 CHAT = "/v1/chat/completions"
 CAT, DOG = encoded(drawing(60, 40), "PNG"), encoded(drawing(40, 70, seed=5), "JPEG")

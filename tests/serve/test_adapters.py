@@ -23,10 +23,9 @@ from gesso.serve.protocol import AdapterFailed, AdapterLoaded, LoadAdapter, Subm
 from gesso.serve.settings import ServerSettings
 from gesso.serve.worker import Job, Worker
 from tests import loras
-from tests.serving import serving
+from tests.serving import QUICK, serving
 from tests.waiting import PATIENCE, wait_until
 
-QUICK = {"steps": 6, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
 KEY = {"authorization": "Bearer secret"}
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 

@@ -15,9 +15,8 @@ from gesso.serve.prepare import endpoints
 from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import EngineSettings, ServerSettings
-from tests.serving import serving
+from tests.serving import QUICK, serving
 
-QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.schemas import assert_valid
-from tests.serving import server_fixture
+from tests.serving import QUICK, server_fixture
 
-QUICK = {"steps": 6, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 32}
-EXTRA = {"diffusion": QUICK}
+LONGER = QUICK | {"canvas_length": 32}
+EXTRA = {"diffusion": LONGER}
 HELLO = [{"role": "user", "content": "Hello"}]
 PERSON = {
     "type": "object",
@@ -74,7 +74,7 @@ def test_json_object_format_gives_an_object(client):
 def test_choice_regex_and_grammar_have_their_python_names(client, server, constraint, pattern):
     text = chat(client, extra_body=EXTRA | constraint).choices[0].message.content
     assert re.fullmatch(pattern, text)
-    body = {"prompt": "Hello", "max_tokens": 40, "seed": 1, "diffusion": QUICK} | constraint
+    body = {"prompt": "Hello", "max_tokens": 40, "seed": 1, "diffusion": LONGER} | constraint
     assert re.fullmatch(pattern, server.http.post("/v1/completions", json=body).json()["choices"][0]["text"])
 
 
@@ -102,7 +102,7 @@ def test_a_required_tool_call_has_valid_arguments(client, choice):
 
 def test_a_free_call_has_valid_arguments_and_a_free_text_stays_free(server):
     """The constraint is not seen in an answer. `gesso.serve` compiles it, so that the tools' schemas are checked."""
-    body = {"messages": HELLO, "tools": TOOLS, "max_tokens": 64, "seed": 1, "diffusion": QUICK}
+    body = {"messages": HELLO, "tools": TOOLS, "max_tokens": 64, "seed": 1, "diffusion": LONGER}
     found = server.http.post("/v1/chat/completions", json=body)
     assert found.status_code == 200, found.text
     odd = {"type": "function", "function": {"name": "odd", "parameters": {"properties": {"a": {"$ref": "http://x/y"}}}}}
@@ -113,7 +113,7 @@ def test_a_free_call_has_valid_arguments_and_a_free_text_stays_free(server):
 
 
 def test_a_constraint_begins_after_the_thoughts(server):
-    body = {"messages": HELLO, "choice": ["yes", "no"], "thinking": True, "max_tokens": 64, "diffusion": QUICK}
+    body = {"messages": HELLO, "choice": ["yes", "no"], "thinking": True, "max_tokens": 64, "diffusion": LONGER}
     for seed in range(3):
         message = server.http.post("/v1/chat/completions", json=body | {"seed": seed}).json()["choices"][0]["message"]
         assert message["content"] in ("yes", "no")
@@ -123,7 +123,7 @@ def test_a_constraint_begins_after_the_thoughts(server):
         "text": text,
         "reasoning": {"effort": "high"},
         "max_output_tokens": 96,
-        "diffusion": QUICK,
+        "diffusion": LONGER,
     }
     answer = server.http.post("/v1/responses", json=body).json()
     if answer["status"] == "completed":
@@ -133,7 +133,7 @@ def test_a_constraint_begins_after_the_thoughts(server):
 def test_ignored_keywords_and_formats_are_warnings_of_an_answer(server):
     schema = {"type": "boolean", "x-mine\r\n\u00e4": 1, "format": "someday"}
     form = {"type": "json_schema", "json_schema": {"schema": schema}}
-    body = {"messages": HELLO, "response_format": form, "max_tokens": 64, "diffusion": QUICK}
+    body = {"messages": HELLO, "response_format": form, "max_tokens": 64, "diffusion": LONGER}
     for _ in range(2):  # the second time, the constraint is in the cache
         found = server.http.post("/v1/chat/completions", json=body)
         assert found.json()["choices"][0]["message"]["content"] in ("true", "false")
@@ -147,7 +147,7 @@ def test_schema_options_over_http(server):
     members = {"a": {"const": 1}, "b": {"const": 2}}
     schema = {"type": "object", "properties": members, "required": ["a", "b"]}
     form = {"type": "json_schema", "json_schema": {"schema": schema}}
-    body = {"messages": HELLO, "response_format": form, "max_tokens": 64, "diffusion": QUICK}
+    body = {"messages": HELLO, "response_format": form, "max_tokens": 64, "diffusion": LONGER}
     for option in ("any_order", "whitespace", "open"):
         found = server.http.post("/v1/chat/completions", json=body | {"schema_options": {option: True}, "seed": 3})
         assert found.status_code == 200, found.text
@@ -195,8 +195,8 @@ def test_infill_over_http_equals_python(server, served_model):
     import gesso
 
     g = gesso.load(served_model)
-    here = g.infill("abc ", " xyz", max_new_tokens=4, seed=3, settle=1, **QUICK)
-    body = {"prompt": "abc ", "suffix": " xyz", "max_tokens": 4, "seed": 3, "diffusion": QUICK}
+    here = g.infill("abc ", " xyz", max_new_tokens=4, seed=3, settle=1, **LONGER)
+    body = {"prompt": "abc ", "suffix": " xyz", "max_tokens": 4, "seed": 3, "diffusion": LONGER}
     there = server.http.post("/v1/completions", json=body).json()
     assert there["choices"][0]["text"] == here.text
     assert there["usage"]["diffusion"]["steps"] == here.usage.denoising_steps
@@ -205,8 +205,8 @@ def test_infill_over_http_equals_python(server, served_model):
 def test_best_of_over_http_equals_candidates_in_python(server, served_model):
     import gesso
 
-    here = gesso.load(served_model).infill("abc ", " xyz", max_new_tokens=4, seed=3, settle=1, candidates=3, **QUICK)
-    body = {"prompt": "abc ", "suffix": " xyz", "max_tokens": 4, "seed": 3, "best_of": 3, "diffusion": QUICK}
+    here = gesso.load(served_model).infill("abc ", " xyz", max_new_tokens=4, seed=3, settle=1, candidates=3, **LONGER)
+    body = {"prompt": "abc ", "suffix": " xyz", "max_tokens": 4, "seed": 3, "best_of": 3, "diffusion": LONGER}
     there = server.http.post("/v1/completions", json=body).json()
     assert there["choices"][0]["text"] == here.text
     assert there["usage"]["diffusion"]["steps"] == here.usage.denoising_steps
@@ -215,7 +215,7 @@ def test_best_of_over_http_equals_candidates_in_python(server, served_model):
 def test_an_edit_rewrites_the_span_and_keeps_the_rest(server):
     text = "The quick brown fox jumps."
     for more in ({}, {"level": 0.5}, {"instruction": "Make it a cat."}):
-        body = {"input": text, "span": [4, 9], "seed": 1, "diffusion": QUICK} | more
+        body = {"input": text, "span": [4, 9], "seed": 1, "diffusion": LONGER} | more
         if "level" not in more:
             body["max_tokens"] = 6
         response = server.http.post("/v1/edits", json=body)

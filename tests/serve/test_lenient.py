@@ -23,10 +23,10 @@ from gesso.serve.prepare.endpoints import run
 from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
-from tests.serving import server_fixture
+from tests.serving import QUICK, server_fixture
+from tests.test_renamed import NAMES
 from tests.waiting import bounded, wait_until
 
-QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WEATHER = {"type": "function", "function": {"name": "weather"}}
@@ -425,3 +425,19 @@ def test_an_engine_whose_server_is_gone_ends_without_a_crash():
         os.close(writer)
         reported = engine.stderr.read()  # its stdin stays open
     assert engine.returncode == 3 and "Fatal Python error" not in reported
+
+
+def test_former_names_are_answered_with_a_warning(server):
+    body = {"prompt": "abc", "max_tokens": 4, "seed": 1}
+    for former, present in NAMES[3:]:
+        found, expected = (
+            server.http.post("/v1/completions", json=body | {"diffusion": diffusion}) for diffusion in (former, present)
+        )
+        (warning,) = found.json()["warnings"]
+        assert warning in found.headers["X-Gesso-Warnings"] and f"write={present['write']!r}" in warning
+        assert found.json()["choices"] == expected.json()["choices"]
+        assert "warnings" not in expected.json()
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "seed": 1, "model": "tiny"}
+    former = {"diffusion": {"sampler": "verified"}}
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        assert "write='verified'" in server.http.post(path, json=chat | former).headers["X-Gesso-Warnings"]

@@ -8,9 +8,7 @@ import pytest
 
 from benchmarks.editor_requests import AFTER, BEFORE, CONTINUE, VIM, VIM_RING, VSCODE, VSCODE_PREPARATION
 from gesso.serve.llama_cpp import InfillFields, before_dedent
-from tests.serving import server_fixture, serving
-
-QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
+from tests.serving import QUICK, server_fixture, serving
 
 server = server_fixture()
 

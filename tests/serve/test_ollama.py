@@ -15,9 +15,8 @@ from gesso.serve.prepare import endpoints
 from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import EngineSettings, ServerSettings
-from tests.serving import server_fixture
+from tests.serving import QUICK, server_fixture
 
-QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {
     "type": "function",

@@ -112,6 +112,15 @@ def test_a_stream_in_the_form_of_any_api_that_runs_out_of_time_is_recorded(impat
     assert (line["outcome"], line["code"]) == ("timeout", "timeout")
 
 
+def test_an_answer_that_takes_too_long_gets_504(impatient):
+    """The lines of the log for these two requests come after those that the test above counts."""
+    body = {"prompt": "Hello", "max_tokens": 2000, "diffusion": LONG}
+    late = impatient.http.post(COMPLETIONS, json=body)
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
+    assert list(impatient.events(COMPLETIONS, body))[-1]["error"]["code"] == "timeout"
+    impatient.wait_metric("gesso_requests_running", 0)
+
+
 def test_a_complete_answer_is_ok_in_one_piece_and_as_a_stream(server):
     before = answers(server, "ok")
     body = {"prompt": "Hello", "max_tokens": 4, "seed": 1, "diffusion": WRITING}

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import json
 import os
 import signal
 import socket
@@ -13,12 +12,10 @@ import httpx
 import pytest
 
 from gesso.serve.relay import LINE_BYTES, Relay
-from tests.serving import Running, server_fixture
+from tests.serving import Running
 from tests.waiting import PATIENCE, wait_until
 
 SMALLEST_PIPE = 4096
-
-server = server_fixture()
 
 
 @pytest.fixture
@@ -121,14 +118,3 @@ def test_a_server_whose_output_nobody_reads_answers_and_ends(served_model):
         server.http.close()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE) == 0
-
-
-def test_successful_probes_are_not_logged(server):
-    for path in ("/health", "/ready", "/v1/models", "/nothing"):
-        server.http.get(path)
-    wait_until(lambda: '"path": "/nothing"' in server.log.read_text())
-    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
-    ready = [line for line in lines if line.get("path") == "/ready"]
-    assert all(line["status"] == 503 for line in ready)  # while the engine was loading
-    assert not [line for line in lines if line.get("path") == "/health"]
-    assert [line for line in lines if line.get("path") == "/v1/models"]

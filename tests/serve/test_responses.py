@@ -13,10 +13,10 @@ from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 from tests.schemas import assert_valid
-from tests.serving import serving
+from tests.serving import QUICK, serving
 
-QUICK = {"steps": 6, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 32}
-EXTRA = {"diffusion": QUICK, "seed": 1}
+LONGER = QUICK | {"canvas_length": 32}
+EXTRA = {"diffusion": LONGER, "seed": 1}
 PATH = "/v1/responses"
 PERSON = {
     "type": "object",
@@ -58,7 +58,7 @@ def written(server, text):
     """Return the options of a request whose answer is this text. The tiny model does not write it by itself."""
     tokens = server.http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
     pins = {str(at): token for at, token in enumerate(tokens)}
-    return {"max_output_tokens": len(tokens) + 8, "extra_body": EXTRA | {"diffusion": QUICK | {"pins": pins}}}
+    return {"max_output_tokens": len(tokens) + 8, "extra_body": EXTRA | {"diffusion": LONGER | {"pins": pins}}}
 
 
 def without_ids(items):
@@ -216,7 +216,7 @@ def test_a_request_of_a_coding_agent_is_accepted(server):
         "client_metadata": {"installation": "x"},
         "stream_options": {"include_obfuscation": False},
         "max_output_tokens": 4,
-        "diffusion": QUICK,
+        "diffusion": LONGER,
     }
     assert list(server.events(PATH, body))[-1]["response"]["output"]
 

@@ -9,10 +9,10 @@ import openai
 import pytest
 
 from gesso.bench.serve import measure
-from tests.serving import server_fixture
+from tests.serving import QUICK, server_fixture
+from tests.waiting import wait_until
 
 # Low temperature and few steps, so that the tiny model converges soon.
-QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
 EXTRA = {"diffusion": QUICK}
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {
@@ -380,3 +380,14 @@ def test_the_server_process_imports_no_torch():
     """It starts sooner and stays smaller. Only the engine process needs torch."""
     program = "import sys, gesso.serve.run; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_successful_probes_are_not_logged(server):
+    for path in ("/health", "/ready", "/v1/models", "/nothing"):
+        server.http.get(path)
+    wait_until(lambda: '"path": "/nothing"' in server.log.read_text())
+    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    ready = [line for line in lines if line.get("path") == "/ready"]
+    assert all(line["status"] == 503 for line in ready)  # while the engine was loading
+    assert not [line for line in lines if line.get("path") == "/health"]
+    assert [line for line in lines if line.get("path") == "/v1/models"]

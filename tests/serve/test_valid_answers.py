@@ -8,19 +8,19 @@ import pytest
 from gesso.engine.plan import retry_seed
 from gesso.serve.prepare.pool import PreparePool
 from gesso.serve.settings import EngineSettings, ServerSettings
-from tests.serving import within
+from tests.serving import QUICK, within
 from tests.waiting import PATIENCE
 
-QUICK = {"steps": 6, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 32}
+LONGER = QUICK | {"canvas_length": 32}
 SCHEMA = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"n": {"enum": [1, 2]}}}}}]
 MESSAGES = [{"role": "user", "content": "Hello"}]
-COMMON = {"max_tokens": 64, "diffusion": QUICK}
+COMMON = {"max_tokens": 64, "diffusion": LONGER}
 FORMAT = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
 CHAT = {"messages": MESSAGES, "seed": 1, "response_format": FORMAT, **COMMON}
 RESPONSE = {"input": "Hello", "seed": 1, "text": {"format": {"type": "json_schema", "schema": SCHEMA}}}
-RESPONSE |= {"max_output_tokens": 64, "diffusion": QUICK}
-OLLAMA = {"messages": MESSAGES, "format": SCHEMA, "options": {"num_predict": 64, "seed": 1, "diffusion": QUICK}}
+RESPONSE |= {"max_output_tokens": 64, "diffusion": LONGER}
+OLLAMA = {"messages": MESSAGES, "format": SCHEMA, "options": {"num_predict": 64, "seed": 1, "diffusion": LONGER}}
 TOOL_USE = [{"name": "f", "input_schema": TOOLS[0]["function"]["parameters"]}]
 ANTHROPIC = {"messages": MESSAGES, "tools": TOOL_USE, "tool_choice": {"type": "any"}, "seed": 1, **COMMON}
 

@@ -28,7 +28,7 @@ from gesso.serve.protocol import (
     submit_payload,
 )
 from gesso.serve.worker import Worker
-from tests.serve.test_faults import QUICK
+from tests.serving import QUICK
 from tests.waiting import PATIENCE, wait_until
 
 

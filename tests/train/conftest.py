@@ -9,23 +9,31 @@ from tests.tiny import make
 from tests.train.datasets import make_tokenizer
 
 
-@pytest.fixture
-def rows(tmp_path):
-    path = tmp_path / "rows.jsonl"
+def write_rows(path):
+    """Write a data set of eight short rows, and return its path."""
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
     lines = [{"prompt": f"{i}: ", "completion": f"{word} and {word[::-1]}"} for i, word in enumerate(words)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
-@pytest.fixture
-def small(tmp_path):
-    """The tiny checkpoint with canvases of 16, for fast steps."""
-    directory = make(tmp_path / "small")
+def make_small(directory):
+    """Write the tiny checkpoint with canvases of 16, for fast steps, and return its directory."""
+    make(directory)
     raw = json.loads((directory / "config.json").read_text())
     raw["canvas_length"] = 16
     (directory / "config.json").write_text(json.dumps(raw))
     return directory
+
+
+@pytest.fixture
+def rows(tmp_path):
+    return write_rows(tmp_path / "rows.jsonl")
+
+
+@pytest.fixture
+def small(tmp_path):
+    return make_small(tmp_path / "small")
 
 
 @pytest.fixture(scope="session")

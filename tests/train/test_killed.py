@@ -14,6 +14,7 @@ from gesso.train import state
 from gesso.train.recipe import load
 from gesso.train.run import train
 from gesso.train.trainer import LOCK
+from tests.train.conftest import make_small, write_rows
 from tests.train.test_trainer import losses, write_recipe
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals and locks of POSIX")
@@ -43,7 +44,6 @@ train(load(Path(recipe)), report=lambda _: None)
 # The files of a step are written by `save_file`: the weights, the moments of the optimizer and the average.
 POINTS = {
     "first step": ("state", "save_file", 2),
-    "second step": ("state", "save_file", 5),
     "removal of an old step": ("state", "discard", 1),
     "export": ("write", "write_companions", 1),
 }
@@ -65,9 +65,19 @@ def hidden(directory):
     return sorted(path.name for path in directory.iterdir() if path.name.startswith("."))
 
 
+@pytest.fixture(scope="module")
+def whole_losses(tmp_path_factory):
+    """The losses of a run that nothing interrupts."""
+    directory = tmp_path_factory.mktemp("whole")
+    recipe = write_recipe(directory, write_rows(directory / "rows.jsonl"), make_small(directory / "small"))
+    train(load(recipe), report=lambda _: None)
+    return losses(directory / "out")
+
+
 @pytest.mark.parametrize("point", POINTS)
-def test_a_run_that_is_killed_while_writing_leaves_nothing_once_it_continues(tmp_path, rows, small, point):
-    train(load(write_recipe(tmp_path, rows, small, out="whole")), report=lambda _: None)
+def test_a_run_that_is_killed_while_writing_leaves_nothing_once_it_continues(
+    tmp_path, rows, small, whole_losses, point
+):
     recipe, out = write_recipe(tmp_path, rows, small, out="killed", extra="keep = 1\n"), tmp_path / "killed"
     done = subprocess.run([sys.executable, "-c", KILL, str(recipe), *map(str, POINTS[point])])
     assert done.returncode == -signal.SIGKILL
@@ -76,7 +86,7 @@ def test_a_run_that_is_killed_while_writing_leaves_nothing_once_it_continues(tmp
         assert state.read_note(step)["step"] == int(step.name.removeprefix("step-")), "a step is whole or not there"
     train(load(recipe), report=lambda _: None)
     assert hidden(out) == []
-    assert losses(out) == losses(tmp_path / "whole")
+    assert losses(out) == whole_losses
     assert [step.name for step in out.glob("step-*")] == ["step-00000012"]
     assert (out / "model" / "config.json").is_file()
 
@@ -98,8 +108,7 @@ def test_two_processes_do_not_train_into_one_directory(tmp_path, rows, small):
     assert state.latest(out) and hidden(out) == []
 
 
-def test_a_full_disk_is_one_line_with_the_last_good_step(tmp_path, rows, small):
-    train(load(write_recipe(tmp_path, rows, small, out="whole")), report=lambda _: None)
+def test_a_full_disk_is_one_line_with_the_last_good_step(tmp_path, rows, small, whole_losses):
     recipe, out = write_recipe(tmp_path, rows, small, out="full"), tmp_path / "full"
     done = subprocess.run([sys.executable, "-c", FILL, "train", str(recipe)], capture_output=True, text=True)
     assert done.returncode == 1
@@ -109,7 +118,7 @@ def test_a_full_disk_is_one_line_with_the_last_good_step(tmp_path, rows, small):
     assert f"the last good step is 4, in {out}/step-00000004: the same command continues" in error
     assert state.latest(out) == out / "step-00000004" and hidden(out) == []
     train(load(recipe), report=lambda _: None)
-    assert losses(out) == losses(tmp_path / "whole")
+    assert losses(out) == whole_losses
 
 
 def test_a_disk_that_is_full_before_the_first_step_is_saved(tmp_path):

@@ -135,8 +135,8 @@ def test_gumbel_noise_is_precise_for_winning_draws():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_predict_kernels_match_plain_predict_at_each_rows_temperature(dtype):
-    hidden_TH, head_VH = eighths(21, 72, dtype=dtype), eighths(203, 72, dtype=dtype)
-    temperature_T = torch.linspace(0.4, 2.5, 21, device=DEVICE)
+    hidden_TH, head_VH = eighths(18, 24, dtype=dtype), eighths(140, 24, dtype=dtype)
+    temperature_T = torch.linspace(0.4, 2.5, 18, device=DEVICE)
     mine = fast(hidden_TH, head_VH, temperature_T)
     theirs = plain(hidden_TH, head_VH, temperature_T)
     assert_same(mine, theirs)
@@ -174,7 +174,7 @@ def powers(*shape, dtype=torch.float32):
 
 @pytest.mark.parametrize(
     ("tokens", "vocabulary", "dtype"),
-    [(16, 64, torch.float32), (33, 130, torch.bfloat16), (1, 80, torch.bfloat16)],
+    [(16, 64, torch.float32), (17, 70, torch.bfloat16)],
 )
 def test_predict_kernels_match_with_fp8_head_and_table(tokens, vocabulary, dtype):
     """Rows have different scales; head and table are one matrix, or two."""
@@ -211,12 +211,12 @@ def test_argmax_of_equal_logits_is_the_lowest_token(pair):
 
 @pytest.mark.parametrize(("dtype", "packed"), [(torch.float32, False), (torch.bfloat16, True)])
 def test_predict_kernels_are_batch_invariant(dtype, packed):
-    hidden_TH = torch.randn(37, 64, device=DEVICE).to(dtype)
-    head_VH = torch.randn(100, 64, device=DEVICE).to(dtype) / 4
+    hidden_TH = torch.randn(20, 32, device=DEVICE).to(dtype)
+    head_VH = torch.randn(100, 32, device=DEVICE).to(dtype) / 4
     head_VH = FORMATS["fp8"].quantize("head", head_VH) if packed else head_VH
-    temperature_T, key_T2 = torch.linspace(0.4, 2.5, 37, device=DEVICE), keys(37)
+    temperature_T, key_T2 = torch.linspace(0.4, 2.5, 20, device=DEVICE), keys(20)
     among = fast(hidden_TH, head_VH, temperature_T, key_T2)
-    for rows in ([20], [36, 20]):
+    for rows in ([17], [19, 17]):
         alone = fast(hidden_TH[rows], head_VH, temperature_T[rows], key_T2[rows])
         for name in NAMES:
             assert torch.equal(getattr(alone, name), getattr(among, name)[rows]), (rows, name)
@@ -270,8 +270,9 @@ def test_predict_kernels_reject_mixed_dtypes_and_wide_keys():
 
 
 # Several tiles with a ragged last one, fewer tiles than tokens to find, and one tile.
-@pytest.mark.parametrize(("tokens", "vocabulary"), [(5, 330), (3, 130), (1, 40)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("tokens", "vocabulary", "dtype"), [(5, 330, torch.bfloat16), (3, 130, torch.float32), (1, 40, torch.float32)]
+)
 def test_likely_tokens_match_plain_operations(tokens, vocabulary, dtype):
     """Logits are multiples of an eighth, so many of them are equal: the lowest tokens come first."""
     hidden_TH, head_VH = eighths(tokens, 24, dtype=dtype), eighths(vocabulary, 24, dtype=dtype)
