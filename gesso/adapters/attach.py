@@ -30,7 +30,8 @@ from gesso.checks import check_adapter_name, shown
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 
-MAX_RANK, MAX_ALPHA = 2**16, 1e9
+MAX_RANK = 2**16
+MAX_ALPHA = 1e9
 # Groups of weights, as patterns of parameter names.
 TARGETS = {
     "attention": r".*\.self_attn\.[qkvo]_proj\.weight",
@@ -117,16 +118,17 @@ def attach(model: DiffusionGemma, name: str, stored: StoredAdapter) -> None:
     """Attach an adapter, frozen and not active. After an error, such as lack of memory, nothing is attached."""
     check_new(model, name)
     make_adaptable(model)
-    made: dict[object, Lora] = {}
-    loras: dict[str, Lora] = {}
+    lora_by_key: dict[object, Lora] = {}  # by weight if encoder and decoder share them, otherwise by path
+    loras: dict[str, Lora] = {}  # by path
     for path, (a, b) in stored.factors.items():
         weight = weight_of(model, path)
         key = id(weight) if stored.is_tied else path
-        if key not in made:
-            lora = made[key] = Lora(weight, stored.settings.rank, stored.settings.alpha).requires_grad_(False)
+        if key not in lora_by_key:
+            lora = Lora(weight, stored.settings.rank, stored.settings.alpha).requires_grad_(False)
             lora.A.data.copy_(a)
             lora.B.data.copy_(b)
-        loras[path] = made[key]
+            lora_by_key[key] = lora
+        loras[path] = lora_by_key[key]
     if not stored.is_tied:
         split_encoder(model)
     sites = adapter_sites(model)
@@ -135,7 +137,7 @@ def attach(model: DiffusionGemma, name: str, stored: StoredAdapter) -> None:
 
 
 def remove(model: DiffusionGemma, name: str) -> None:
-    """Remove an adapter and free its memory. If it was active, the base model is.
+    """Remove an adapter and free its memory. If it was active, the base model becomes active.
 
     An encoder that was split for it (`split_encoder`) stays split, since other adapters may depend on that.
     """
@@ -185,7 +187,7 @@ def merge(model: DiffusionGemma, name: str = "default") -> None:
 
 
 def _change(sites: Mapping[str, Adapters], name: str, paths: Sequence[str]) -> Lora | None:
-    """Return what an adapter changes of the one weight at these paths."""
+    """Return the change that an adapter makes to the one weight at these paths."""
     loras = [sites[path].get(name) for path in paths]
     factors = {None if lora is None else id(lora.A) for lora in loras}
     if len(factors) > 1:
@@ -228,8 +230,9 @@ def check_new(model: DiffusionGemma, name: str) -> None:
 
 
 def check_known(model: DiffusionGemma, name: str) -> None:
-    if name not in (known := attached(model)):
-        raise InputError(f"the model has no adapter called {name!r}; it has {', '.join(known) or 'none'}")
+    names = attached(model)
+    if name not in names:
+        raise InputError(f"the model has no adapter called {name!r}; it has {', '.join(names) or 'none'}")
 
 
 def groups_of(paths: Iterable[str], groups: Iterable[str] = TARGETS) -> tuple[str, ...]:

@@ -199,7 +199,7 @@ def _read_scale(config: Mapping[str, Any], directory: Path) -> tuple[int, float]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TargetNames:
     """Names of modules or parameters. With `endings`, a name may also be the end of one, after a dot."""
 
     names: frozenset[str]
@@ -209,7 +209,7 @@ class Wanted:
         return name in self.names or (self.endings and not self.names.isdisjoint(_endings(str(name))))
 
 
-NOTHING = Wanted(frozenset(), endings=False)
+NOTHING = TargetNames(frozenset(), endings=False)
 
 
 def _endings(name: str) -> set[str]:
@@ -217,18 +217,18 @@ def _endings(name: str) -> set[str]:
     return {".".join(parts[start:]) for start in range(len(parts))}
 
 
-def _read_targets(config: Mapping[str, Any], paths: Iterable[str], where: Path) -> dict[str, Wanted]:
+def _read_targets(config: Mapping[str, Any], paths: Iterable[str], where: Path) -> dict[str, TargetNames]:
     """Return the fields that choose targets, with patterns replaced by the names they match."""
     parameters = [checkpoint_name(path) for path in paths]
     names = [*parameters, *(name.rpartition(".")[0] for name in parameters)]
-    found: dict[str, Wanted] = {}
+    targets: dict[str, TargetNames] = {}
     for field in ("target_modules", "target_parameters", "exclude_modules"):
         given = config.get(field)
         if isinstance(given, str):
-            found[field] = Wanted(_matched(given, names, f"{where}: {field}"), endings=False)
+            targets[field] = TargetNames(_matched(given, names, f"{where}: {field}"), endings=False)
         else:
-            found[field] = Wanted(frozenset(strings(given, f"{where}: {field}")), endings=True)
-    return found
+            targets[field] = TargetNames(frozenset(strings(given, f"{where}: {field}")), endings=True)
+    return targets
 
 
 # Python's regular expressions, as in `peft`. They can backtrack for years and cannot be interrupted, so they run in a
@@ -267,7 +267,7 @@ def _matched(pattern: str, names: list[str], where: str) -> frozenset[str]:
     return frozenset(json.loads(run.stdout))
 
 
-def _is_target(path: str, targets: Mapping[str, Wanted]) -> bool:
+def _is_target(path: str, targets: Mapping[str, TargetNames]) -> bool:
     parameter = checkpoint_name(path)
     module, _, leaf = parameter.rpartition(".")
     if parameter in targets.get("target_parameters", NOTHING):
@@ -279,30 +279,31 @@ def _is_target(path: str, targets: Mapping[str, Wanted]) -> bool:
 def _problems(
     weights: Mapping[str, Weight],
     config: Mapping[str, Any],
-    targets: Mapping[str, Wanted],
+    targets: Mapping[str, TargetNames],
     stored: Mapping[str, str],
-    found: dict[str, Tensor],
+    tensors: dict[str, Tensor],
     rank: int,
 ) -> list[str]:
+    """Return why the tensors of an adapter do not fit its configuration or the model."""
     wrong = []
-    seeing = [name for name in found if is_vision(name.removeprefix("base_model.model."))]
-    if seeing:
-        logger.warning("%d adapter tensors of the vision tower are ignored: adapters change the text only", len(seeing))
+    vision = [name for name in tensors if is_vision(name.removeprefix("base_model.model."))]
+    if vision:
+        logger.warning("%d adapter tensors of the vision tower are ignored: adapters change the text only", len(vision))
     names = [checkpoint_name(path) for path in weights]
     modules = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
-    # Sets: a file may name hundreds of targets, and this runs beside the steps of a server.
-    known = {
+    # Sets: a file may name hundreds of targets, and a server does this while it generates.
+    possible_endings = {
         "target_modules": set[str]().union(*map(_endings, modules)),
         "target_parameters": set[str]().union(*map(_endings, names)),
     }
-    for field, endings in known.items():
+    for field, endings in possible_endings.items():
         given = config.get(field) or []
         if isinstance(given, str):
             unmatched = [] if any(_is_target(path, {field: targets[field]}) for path in weights) else [given]
         else:
             unmatched = [target for target in given if target not in endings]
         for target in unmatched:
-            if not any(target in name for name in seeing):
+            if not any(target in name for name in vision):
                 wrong.append(f"{field}: {shown(target)} matches nothing in this model that can have an adapter")
     if not stored and not wrong:
         wrong.append("it has no targets: neither target_modules nor target_parameters")
@@ -310,19 +311,18 @@ def _problems(
     for path, prefix in stored.items():
         shapes = _file_shapes(weights[path], rank)
         expected |= {f"{prefix}.lora_{factor}.weight": shape for factor, shape in zip("AB", shapes, strict=True)}
-    if missing := expected.keys() - found.keys():
+    if missing := expected.keys() - tensors.keys():
         wrong.append(f"missing tensors: {_some(missing)}")
-    if surplus := found.keys() - expected.keys() - set(seeing):
+    if surplus := tensors.keys() - expected.keys() - set(vision):
         wrong.append(f"surplus tensors that this model cannot use: {_some(surplus)}")
-    for name in sorted(expected.keys() & found.keys()):
-        if tuple(found[name].shape) != expected[name]:
-            wrong.append(
-                f"tensor {name} has shape {list(found[name].shape)}, this model expects {list(expected[name])}"
-            )
-        elif found[name].dtype not in FLOATS:
-            dtype = str(found[name].dtype).removeprefix("torch.")
+    for name in sorted(expected.keys() & tensors.keys()):
+        tensor = tensors[name]
+        if tuple(tensor.shape) != expected[name]:
+            wrong.append(f"tensor {name} has shape {list(tensor.shape)}, this model expects {list(expected[name])}")
+        elif tensor.dtype not in FLOATS:
+            dtype = str(tensor.dtype).removeprefix("torch.")
             wrong.append(f"tensor {name} is stored as {dtype}, expected float32, bfloat16, float16 or float64")
-        elif not found[name].isfinite().all():
+        elif not tensor.isfinite().all():
             wrong.append(f"tensor {name} holds NaN or infinite values")
     return wrong
 

@@ -27,7 +27,7 @@ from gesso.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class MergeReport:
     base: str
     adapter: str
     directory: str
@@ -38,9 +38,10 @@ class Report:
     bytes: int  # of the weight files
 
 
-def merge_files(base: str | Path, adapter: str | Path, target: Path, *, shard_bytes: int = SHARD_BYTES) -> Report:
+def merge_files(base: str | Path, adapter: str | Path, target: Path, *, shard_bytes: int = SHARD_BYTES) -> MergeReport:
     """Write a checkpoint with the adapter added to its weights, in the dtype of the base."""
-    source, directory = open_source(find(base)), find_directory(adapter)
+    source = open_source(find(base))
+    directory = find_directory(adapter)
     if source.config.quantization is not None:
         raise InputError(
             f"cannot merge into {source.path}, which is quantized to {source.config.quantization}: rounding would "
@@ -48,25 +49,25 @@ def merge_files(base: str | Path, adapter: str | Path, target: Path, *, shard_by
             "(gesso quantize), or load it with this adapter unmerged"
         )
     source.check()
-    found = read(adaptable_weights(empty_model(source.config)), directory)
-    if not found.is_tied:
+    stored = read(adaptable_weights(empty_model(source.config)), directory)
+    if not stored.is_tied:
         raise InputError(
             f"cannot merge {directory}: it changes the shared weights of encoder and decoder differently, and there is "
             "one weight for both. Use it unmerged, or train one with gesso, which changes both alike"
         )
     changed: set[str] = set()
-    settings = found.settings
+    settings = stored.settings
     origin = Merge(
         base=hub_base(base), adapter=hub_base(adapter), rank=settings.rank, alpha=settings.alpha,
         targets=settings.targets,
     )  # fmt: skip
     with write.whole(target) as partial:
         write.write_companions(partial, source.config.raw, source.directory)
-        write.write_shards(_merged(source, found, changed), partial, shard_bytes)
+        write.write_shards(_merged(source, stored, changed), partial, shard_bytes)
         (partial / MERGE).write_text(json.dumps(asdict(origin), indent=2) + "\n", encoding="utf-8")
         if (directory / RECIPE).is_file():
             shutil.copyfile(directory / RECIPE, partial / RECIPE)
-    return Report(
+    return MergeReport(
         base=str(base), adapter=str(adapter), directory=str(target), rank=settings.rank, alpha=settings.alpha,
         targets=settings.targets, merged=len(changed),
         bytes=sum(file.stat().st_size for file in weight_files(target.expanduser())),

@@ -24,7 +24,7 @@ from gesso.train.trajectories import Trajectories
 
 LATER = 0.75  # share of the recorded canvases that are not the first of their run
 EPOCHS = 2  # passes over the accepted canvases
-WHOLE = 0.1  # learning rate of all weights, of that of an adapter
+WHOLE = 0.1  # learning rate for training all weights, relative to that of an adapter
 BATCH = {"cuda": 64, "cpu": 16}
 TOKENS = {"cuda": 65_536, "cpu": 8192}  # of a batch; a step of more examples has several batches
 LARGE_TOKENS = 8192  # of a batch of a large model
@@ -55,7 +55,7 @@ class Given:
 def make_recipe(given: Given, config: Config, device: str) -> Recipe:
     """Return a recipe for complete recordings. `device` is cuda or cpu."""
     recorded = Trajectories([Path(name) for name in given.trajectories])
-    files = given.data or tuple(found for name in given.trajectories for found in _reference_files(Path(name)))
+    files = given.data or tuple(file for name in given.trajectories for file in _reference_files(Path(name)))
     if not files:
         raise InputError("there are no ordinary rows for --rows: name files with --data, or give --rows 0")
     large = parameter_count(config) >= LARGE
@@ -104,9 +104,9 @@ def make_recipe(given: Given, config: Config, device: str) -> Recipe:
 
 def _reference_files(recording: Path) -> list[str]:
     """Return the files with the reference answers of recorded prompts."""
-    own = recording / ROWS
-    if own.is_file() and own.stat().st_size:
-        return [str(own)]
+    rows = recording / ROWS
+    if rows.is_file() and rows.stat().st_size:
+        return [str(rows)]
     return list(read_json(recording / NOTE).get("data", {}))
 
 

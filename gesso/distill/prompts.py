@@ -23,7 +23,9 @@ NONE = "none"  # in place of a score: accept every text
 
 
 @dataclass(frozen=True)
-class Asked:
+class VerifiedRequest:
+    """The request of a prompt, and the verifier of its answer."""
+
     request: Request
     accepts: Callable[[Result], bool]
 
@@ -35,7 +37,7 @@ class Prompts(Protocol):
 
     def __len__(self) -> int: ...
 
-    def ask(self, g: Gesso, index: int, options: Mapping[str, Any]) -> Asked:
+    def ask(self, g: Gesso, index: int, options: Mapping[str, Any]) -> VerifiedRequest:
         """Return the request for one prompt, with these options of `Gesso.generate`, and the verifier of its text."""
 
     def rows(self) -> Iterator[Mapping[str, Any]]:
@@ -52,7 +54,8 @@ class TaskPrompts:
         self.accept = accept or VERIFIERS.get(name, self.task.scores[0])
         if self.accept not in (*self.task.scores, NONE):
             raise InputError(f"--accept must be one of {', '.join(self.task.scores)} or {NONE}, got {accept!r}")
-        self.seed, self.items = seed, list(self.task.items("train", count, seed))
+        self.seed = seed
+        self.items = list(self.task.items("train", count, seed))
 
     @property
     def note(self) -> Mapping[str, Any]:
@@ -61,14 +64,14 @@ class TaskPrompts:
     def __len__(self) -> int:
         return len(self.items)
 
-    def ask(self, g: Gesso, index: int, options: Mapping[str, Any]) -> Asked:
+    def ask(self, g: Gesso, index: int, options: Mapping[str, Any]) -> VerifiedRequest:
         item = self.items[index]
         question = Question(item, item_seed(self.seed, index), {**self.task.options, **options})
 
         def accepts(result: Result) -> bool:
             return self.accept == NONE or self.task.score(item, output(g, self.task, item, result))[self.accept] == 1
 
-        return Asked(request(g, item, question), accepts)
+        return VerifiedRequest(request=request(g, item, question), accepts=accepts)
 
     def rows(self) -> Iterator[Mapping[str, Any]]:
         return map(_row, self.items)
@@ -96,9 +99,13 @@ class RowPrompts:
         if self.accept not in (*SCORES, NONE):
             raise InputError(f"--accept must be one of {', '.join(SCORES)} or {NONE} with --data, got {accept!r}")
         rows = [row for row in dataset.read() if isinstance(row, Example)]
-        self.files, self.seed, self.examples = files, seed, rows[:count]
+        self.files = files
+        self.seed = seed
+        self.examples = rows[:count]
         if not rows:
-            raise InputError(f"there is no usable row in {', '.join(files)}; gesso train --data FILE --check says why")
+            raise InputError(
+                f"there is no usable row in {', '.join(files)}; gesso train --data FILE --check lists the reasons"
+            )
 
     @property
     def note(self) -> Mapping[str, Any]:
@@ -108,7 +115,7 @@ class RowPrompts:
     def __len__(self) -> int:
         return len(self.examples)
 
-    def ask(self, g: Gesso, index: int, options: Mapping[str, Any]) -> Asked:
+    def ask(self, g: Gesso, index: int, options: Mapping[str, Any]) -> VerifiedRequest:
         example = self.examples[index]
         start, end = example.spans[-1]
         reference = g.decode(example.tokens[start : end - 1])  # without its end token
@@ -117,7 +124,7 @@ class RowPrompts:
             return self.accept == NONE or SCORES[self.accept](result.text, (reference,))
 
         request = g.request(example.tokens[:start], seed=item_seed(self.seed, index), **options)
-        return Asked(request, accepts)
+        return VerifiedRequest(request=request, accepts=accepts)
 
     def rows(self) -> Iterator[Mapping[str, Any]]:
         return iter(())

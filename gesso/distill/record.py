@@ -22,7 +22,7 @@ from torch import Tensor
 from gesso.api import Gesso
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.schedule import temperature
-from gesso.distill.prompts import Asked, Prompts
+from gesso.distill.prompts import Prompts, VerifiedRequest
 from gesso.engine.driver import PlanRun
 from gesso.engine.events import Commit, Draft, Event, Result
 from gesso.engine.plan import generate
@@ -30,8 +30,8 @@ from gesso.engine.request import Request
 from gesso.errors import InputError
 from gesso.files import read_json, replacing
 from gesso.train.trajectories import (
-    Entry,
     Ints,
+    RecordedCanvas,
     Trajectory,
     read_index,
     read_shard,
@@ -40,10 +40,20 @@ from gesso.train.trajectories import (
     write_shard,
 )
 
-NOTE, ROWS = "record.json", "rows.jsonl"
+NOTE = "record.json"
+ROWS = "rows.jsonl"
 SHARD = 256  # runs
 
 Show = Callable[[int, int], None]  # runs done, of how many
+
+
+@dataclass(frozen=True)
+class WatchedCanvas:
+    """A committed canvas: the tokens before it, its text, and the canvases of its steps."""
+
+    before: Ints
+    text: Ints
+    trajectory: Trajectory
 
 
 @dataclass
@@ -55,7 +65,7 @@ class Watch:
     before: list[int]  # text before the current canvas
     drafts: list[Tensor] = field(default_factory=list)
     canvas: Canvas | None = None  # after the last step
-    found: list[tuple[Ints, Ints, Trajectory]] = field(default_factory=list)
+    committed: list[WatchedCanvas] = field(default_factory=list)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Draft):
@@ -66,19 +76,23 @@ class Watch:
         elif isinstance(event, Commit):
             self._finish(list(event.tokens))
 
-    def _finish(self, kept: list[int]) -> None:
-        canvas, settings = self.canvas, self.request.diffusion
+    def _finish(self, text: list[int]) -> None:
+        canvas = self.canvas
+        settings = self.request.diffusion
         assert canvas is not None
         result = canvas.result_C.tolist()
-        # The first step reads noise; the canvas after the last step is read by none.
+        # The first step reads noise. No step reads the canvas after the last one.
         noisy = [_blank(self.g, self.request, canvas), *torch.stack(self.drafts).cpu()[:-1]]
         temperatures = [temperature(settings, settings.steps - step) for step in range(len(noisy))]
-        trajectory = Trajectory(torch.stack(noisy).numpy().astype(np.int32), np.array(temperatures, dtype=np.float32))
-        text = kept
-        if len(kept) < len(result):  # a stop string leaves no end token
-            text = [*kept, result[len(kept)] if result[len(kept)] in self.request.eos else self.g.eos_token_id]
-        before, text_ids = (np.array(tokens, dtype=np.int32) for tokens in (self.before, text))
-        self.found.append((before, text_ids, trajectory))
+        trajectory = Trajectory(
+            canvas_NC=torch.stack(noisy).numpy().astype(np.int32),
+            temperature_N=np.array(temperatures, dtype=np.float32),
+        )
+        if len(text) < len(result):  # a stop string leaves no end token
+            following = result[len(text)]
+            text = [*text, following if following in self.request.eos else self.g.eos_token_id]
+        before = np.array(self.before, dtype=np.int32)
+        self.committed.append(WatchedCanvas(before=before, text=np.array(text, dtype=np.int32), trajectory=trajectory))
         self.before += result
 
 
@@ -86,16 +100,17 @@ class Shards:
     """The shards of a recording that are not complete. Each is written when the last of its runs has ended."""
 
     def __init__(self, directory: Path, runs: int, canvas_length: int) -> None:
-        self.directory, self.canvas_length = directory, canvas_length
+        self.directory = directory
+        self.canvas_length = canvas_length
         numbers = (n for n in range(-(-runs // SHARD)) if not shard_path(directory, n).exists())
         self.left = {n: set(range(n * SHARD, min((n + 1) * SHARD, runs))) for n in numbers}  # runs that have not ended
-        self.entries: dict[int, list[Entry]] = {n: [] for n in self.left}
+        self.entries: dict[int, list[RecordedCanvas]] = {n: [] for n in self.left}
 
     @property
     def missing(self) -> list[int]:
         return sorted(run for runs in self.left.values() for run in runs)
 
-    def add(self, run: int, entries: Sequence[Entry]) -> None:
+    def add(self, run: int, entries: Sequence[RecordedCanvas]) -> None:
         number = run // SHARD
         self.entries[number] += entries
         self.left[number].remove(run)
@@ -146,25 +161,35 @@ def record(
     running: dict[int, PlanRun[list[Result]]] = {}
     failed: list[Exception] = []
 
-    def end(index: int, asked: Asked, watch: Watch, run: PlanRun[list[Result]]) -> None:
+    def end(index: int, prompt: VerifiedRequest, watch: Watch, run: PlanRun[list[Result]]) -> None:
         running.pop(index, None)
         if isinstance(run.error, InputError):  # such as a prompt that is too long
             failed.append(run.error)
             shards.add(index, [])
         else:
-            accepted = asked.accepts(run.outcome()[0])  # raises any other error
-            # The last canvas of a text may be shorter than the others: canvases of one length are trained on.
-            canvases = [found for found in watch.found if found[2].canvas_NC.shape[1] == length]
-            shards.add(index, [Entry(*found, index, accepted) for found in canvases])
+            accepted = prompt.accepts(run.outcome()[0])  # raises any other error
+            # Training needs canvases of one length. The last canvas of a text may be shorter, and is left out.
+            entries = [
+                RecordedCanvas(
+                    before=canvas.before,
+                    text=canvas.text,
+                    trajectory=canvas.trajectory,
+                    run=index,
+                    accepted=accepted,
+                )
+                for canvas in watch.committed
+                if canvas.trajectory.canvas_NC.shape[1] == length
+            ]
+            shards.add(index, entries)
         show(len(prompts) - sum(map(len, shards.left.values())), len(prompts))
 
     try:
         while True:
             while len(running) < batch and (index := next(waiting, None)) is not None:
-                asked = prompts.ask(g, index, options)
-                watch = Watch(g, asked.request, list(asked.request.prompt))
+                prompt = prompts.ask(g, index, options)
+                watch = Watch(g=g, request=prompt.request, before=list(prompt.request.prompt))
                 run = g.driver.submit(
-                    generate([asked.request]), on_event=watch, on_end=partial(end, index, asked, watch)
+                    generate([prompt.request]), on_event=watch, on_end=partial(end, index, prompt, watch)
                 )
                 if not run.ended:
                     running[index] = run
@@ -186,19 +211,19 @@ def record(
 def note_of(prompts: Prompts, note: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything that determines the runs, as JSON stores it."""
     plain = {name: value if _is_plain(value) else repr(value) for name, value in options.items()}
-    found: dict[str, Any] = json.loads(json.dumps({**note, **prompts.note, "options": plain}))
-    return found
+    stored: dict[str, Any] = json.loads(json.dumps({**note, **prompts.note, "options": plain}))
+    return stored
 
 
 def is_complete(directory: Path, note: Mapping[str, Any]) -> bool:
-    """Return whether these runs are recorded. Reject a directory with other ones."""
+    """Return whether these runs are recorded. Reject a directory with other runs."""
     if not (directory / NOTE).is_file():
         return False
     before = read_json(directory / NOTE)
     if changed := [name for name in sorted(before.keys() | note) if before.get(name) != note.get(name)]:
         raise InputError(
-            f"{directory} has runs that were recorded otherwise ({', '.join(changed)}); choose another directory, or "
-            "delete this one to record again"
+            f"{directory} has runs that were recorded with different settings ({', '.join(changed)}); choose another "
+            "directory, or delete this one to record again"
         )
     return read_index(directory) is not None
 

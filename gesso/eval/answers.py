@@ -36,7 +36,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Tries:
-    """How often an item may be tried: attempts one after another, candidates side by side."""
+    """How often an item may be tried: sequential attempts, and parallel candidates of each attempt."""
 
     attempts: int = 1
     candidates: int = 1
@@ -101,7 +101,7 @@ def side_by_side(g: Gesso, plans: Iterable[Plan[T]], batch: int) -> Iterator[tup
 
 
 def answer_plan(g: Gesso, task: Task, question: Question, tries: Tries) -> Plan[Answer]:
-    """Return the plan for one question."""
+    """Answer one question, by likelihood or by generation, as the task requires."""
     if LOG_PROBABILITY in task.scores:
         return (yield from _log_probability(g, question.item))
     return (yield from _attempts(g, task, question, tries))
@@ -147,11 +147,20 @@ def _attempt(g: Gesso, task: Task, item: Item, question: Question, tries: Tries)
 
 
 def _decision(g: Gesso, item: Item, seed: int) -> Plan[Result]:
-    prompt, texts = _prompt(g, item), choice_tokens(g.tokenizer, item.choices)
+    prompt = _prompt(g, item)
+    texts = choice_tokens(g.tokenizer, item.choices)
     scored = yield from compare(g.decision_request(prompt, texts))
-    found = probabilities(scored.log_likelihoods)
-    index = found.index(max(found))
-    return Decided(item.choices[index], texts[index], "stop", scored.usage, seed, found[index])
+    probability_of = probabilities(scored.log_likelihoods)  # of each choice
+    confidence = max(probability_of)
+    index = probability_of.index(confidence)
+    return Decided(
+        text=item.choices[index],
+        tokens=texts[index],
+        finish_reason="stop",
+        usage=scored.usage,
+        seed=seed,
+        confidence=confidence,
+    )
 
 
 def _prompt(g: Gesso, item: Item) -> Prompt:
@@ -171,7 +180,7 @@ def request(g: Gesso, item: Item, question: Question) -> Request:
     if item.opening:
         return g.request(_prompt(g, item), **options)
     # A schema that belongs into the prompt is part of the item.
-    asked = g.chat_request(item.prompt, tools=item.meta.get("tools"), schema_in_prompt=False, **options)
+    chat = g.chat_request(item.prompt, tools=item.meta.get("tools"), schema_in_prompt=False, **options)
     if question.options.keys() & {*NAMES, "tool_choice"}:
-        return asked
-    return replace(asked, guide=None, validate=None)  # of an evaluation without constraints, calls are free, too
+        return chat
+    return replace(chat, guide=None, validate=None)  # without constraints, the syntax of calls is free too

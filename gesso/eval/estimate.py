@@ -25,7 +25,8 @@ class Estimate:
 
 def wilson(successes: float, count: int) -> tuple[float, float]:
     """Return the interval of a proportion (Wilson 1927). It stays within 0 to 1 and is not empty at 0 % or 100 %."""
-    share, z2 = successes / count, Z * Z / count
+    share = successes / count
+    z2 = Z * Z / count
     middle = share + z2 / 2
     reach = Z * math.sqrt(share * (1 - share) / count + z2 / (4 * count))
     return max(0.0, (middle - reach) / (1 + z2)), min(1.0, (middle + reach) / (1 + z2))
@@ -34,17 +35,19 @@ def wilson(successes: float, count: int) -> tuple[float, float]:
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the mean of independent values with its normal interval."""
     if len(values) < 2:
-        return Estimate(sum(values), None, None)
-    count, mean = len(values), math.fsum(values) / len(values)
+        return Estimate(mean=sum(values), low=None, high=None)
+    count = len(values)
+    mean = math.fsum(values) / count
     reach = Z * math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count)
-    return Estimate(mean, mean - reach, mean + reach)
+    return Estimate(mean=mean, low=mean - reach, high=mean + reach)
 
 
 def estimate_score(values: Sequence[float]) -> Estimate:
     """Return the mean of scores between 0 and 1. Scores that are all 0 or 1 get a Wilson interval."""
     if values and all(value in (0, 1) for value in values):
-        return Estimate(sum(values) / len(values), *wilson(sum(values), len(values)))
-    found = estimate(values)
-    if found.low is None or found.high is None:
-        return found
-    return Estimate(found.mean, max(found.low, 0.0), min(found.high, 1.0))
+        low, high = wilson(sum(values), len(values))
+        return Estimate(mean=sum(values) / len(values), low=low, high=high)
+    normal = estimate(values)
+    if normal.low is None or normal.high is None:
+        return normal
+    return Estimate(mean=normal.mean, low=max(normal.low, 0.0), high=min(normal.high, 1.0))

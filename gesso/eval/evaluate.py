@@ -81,9 +81,10 @@ class Evaluation:
         """
         bins: dict[int, list[float]] = {}
         for outcome in self._ran:
-            if (sure := outcome.confidence) is not None:
+            confidence = outcome.confidence
+            if confidence is not None:
                 right = next(iter(outcome.scores.values()))
-                bins.setdefault(min(9, int(10 * sure)), []).append(sure - right)
+                bins.setdefault(min(9, int(10 * confidence)), []).append(confidence - right)
         count = sum(map(len, bins.values()))
         return sum(abs(sum(errors)) for errors in bins.values()) / count if count else None
 
@@ -105,11 +106,11 @@ class Evaluation:
             rows = [(name, score, 100, " %") for name, score in self.scores.items()]
             rows += [(f"{name}, 1st try", score, 100, " %") for name, score in self.first_scores.items()]
             rows += [("denoising steps", self.denoising_steps, 1, ""), ("tokens per step", self.tokens_per_step, 1, "")]
-        for name, found, scale, unit in rows:
+        for name, figure, scale, unit in rows:
             interval = ""
-            if found.low is not None and found.high is not None:
-                interval = f"  ({scale * found.low:.1f} to {scale * found.high:.1f})"
-            lines.append(f"  {name:16}{scale * found.mean:6.1f}{unit or '  '}{interval}")
+            if figure.low is not None and figure.high is not None:
+                interval = f"  ({scale * figure.low:.1f} to {scale * figure.high:.1f})"
+            lines.append(f"  {name:16}{scale * figure.mean:6.1f}{unit or '  '}{interval}")
         if (error := self.calibration_error) is not None:
             lines.append(f"  {'calibration':16}{100 * error:6.1f} % expected error")
         lines += [f"  failed: {outcome.name}: {outcome.error}" for outcome in self.failures]
@@ -191,7 +192,7 @@ def evaluate(
         raise InputError(f"batch must be at least 1, got {batch}")
     if constrained and not any(item.constraint for item in items):
         raise InputError(f"constrained evaluation needs items with constraints; those of {task.name} have none")
-    tries = Tries(attempts, candidates, pinned)
+    tries = Tries(attempts=attempts, candidates=candidates, pinned=pinned)
     tries.check(task, items)
     options = {**task.options, **renamed.translated(options)}
     # Reject invalid settings now; otherwise every item would fail.
@@ -201,7 +202,11 @@ def evaluate(
     outcomes: dict[int, Outcome] = {}
     batch = batch or len(g.engine.scheduler.rows)
     questions = [
-        Question(item, item_seed(seed, index), {**options, **(item.constraint if constrained else {})})
+        Question(
+            item=item,
+            seed=item_seed(seed, index),
+            options={**options, **item.constraint} if constrained else options,
+        )
         for index, item in enumerate(items)
     ]
     for index, answer, seconds in answers(g, task, questions, batch, tries):
@@ -248,7 +253,7 @@ def likelihood_outcome(question: Question, seconds: float, log_probability: floa
 
 def failed_outcome(question: Question, seconds: float, error: Exception, task: Task, attempts: int) -> Outcome:
     if LOG_PROBABILITY in task.scores:
-        raise InputError(f"{question.item.name}: {error}")  # no number stands for a text that cannot be read
+        raise InputError(f"{question.item.name}: {error}")  # a likelihood has no value that means "failed"
     zeros = dict.fromkeys(task.scores, 0.0)
     return Outcome(
         name=question.item.name,
@@ -294,10 +299,11 @@ def output(g: "Gesso", task: Task, item: Item, result: Result) -> str:
 
 def fingerprint(items: Sequence[Item]) -> str:
     """Return a hash of the questions: equal for evaluations of the same items."""
-    return hashlib.sha256(repr([_asked(item) for item in items]).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr([_identity(item) for item in items]).encode()).hexdigest()[:16]
 
 
-def _asked(item: Item) -> tuple[Any, ...]:
+def _identity(item: Item) -> tuple[Any, ...]:
+    """Return everything that makes an item the same question."""
     question = (item.prompt, item.expected)
     return (*question, item.meta["tools"]) if item.meta.get("tools") else question
 

@@ -30,10 +30,10 @@ def _contains(output: str, answers: Answers) -> bool:
 
 def _json(output: str, answers: Answers) -> bool:
     try:
-        found = parse_json(output)
+        value = parse_json(output)
     except ValueError:
         return False
-    return any(_equal(found, parse_json(answer)) for answer in answers)
+    return any(_equal(value, parse_json(answer)) for answer in answers)
 
 
 def _python(output: str, _: Answers) -> bool:
@@ -107,7 +107,7 @@ class OwnData:
         return Item(
             name=str(row.get("id", place)),
             prompt=_prompt(row),
-            expected=answers[0] if len(answers) == 1 else json.dumps(answers) if answers else "",
+            expected=_expected(answers),
             meta={"answers": answers},
         )
 
@@ -132,12 +132,18 @@ class OwnData:
 
 def has_answers(paths: Iterable[Path]) -> bool:
     """Return whether the rows of files have answers. Reject files in which only some rows do."""
-    found = [bool(item.meta["answers"]) for item in OwnData(data=tuple(paths), needs_answers=False).items(
-        "test", sys.maxsize, seed=0
-    )]  # fmt: skip
-    if any(found) and not all(found):
-        raise InputError(f"{sum(found)} of {len(found)} rows have an answer; give one to every row, or to none")
-    return any(found)
+    items = OwnData(data=tuple(paths), needs_answers=False).items("test", sys.maxsize, seed=0)
+    answered = [bool(item.meta["answers"]) for item in items]  # one per row
+    if any(answered) and not all(answered):
+        raise InputError(f"{sum(answered)} of {len(answered)} rows have an answer; give one to every row, or to none")
+    return any(answered)
+
+
+def _expected(answers: Answers) -> str:
+    """Return the answers as one text for people."""
+    if not answers:
+        return ""
+    return answers[0] if len(answers) == 1 else json.dumps(answers)
 
 
 def _prompt(row: Mapping[str, Any]) -> Prompt:

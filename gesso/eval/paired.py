@@ -29,9 +29,9 @@ def difference(before: Values, after: Values) -> Estimate:
     changes = [b - a for a, b in zip(before, after, strict=True)]
     mean = math.fsum(changes) / len(changes) if changes else 0.0
     if len(changes) < 3:
-        return Estimate(mean, None, None)
+        return Estimate(mean=mean, low=None, high=None)
     reach = student(len(changes) - 1) * _standard_error(changes)
-    return Estimate(mean, mean - reach, mean + reach)
+    return Estimate(mean=mean, low=mean - reach, high=mean + reach)
 
 
 def score_difference(before: Values, after: Values) -> Estimate:
@@ -39,10 +39,10 @@ def score_difference(before: Values, after: Values) -> Estimate:
     if before and all(value in (0, 1) for value in (*before, *after)):
         pairs = list(zip(before, after, strict=True))
         return tango(pairs.count((0, 1)), pairs.count((1, 0)), len(pairs))
-    found = difference(before, after)
-    if found.low is None or found.high is None:
-        return found
-    return Estimate(found.mean, max(found.low, -1.0), min(found.high, 1.0))
+    change = difference(before, after)
+    if change.low is None or change.high is None:
+        return change
+    return Estimate(mean=change.mean, low=max(change.low, -1.0), high=min(change.high, 1.0))
 
 
 def ratio(before: Values, after: Values) -> Estimate:
@@ -51,22 +51,26 @@ def ratio(before: Values, after: Values) -> Estimate:
     Fieller 1954, Journal of the Royal Statistical Society B 16. The interval contains 1 exactly if that of `difference`
     contains 0. It is None if the mean of `before` is too uncertain.
     """
-    count, whole = len(before), math.fsum(before)
-    if not whole:
-        return Estimate(1.0, None, None)
-    share = math.fsum(after) / whole
+    count = len(before)
+    sum_before = math.fsum(before)
+    if not sum_before:
+        return Estimate(mean=1.0, low=None, high=None)
+    share = math.fsum(after) / sum_before
     if count < 3:
-        return Estimate(share, None, None)
+        return Estimate(mean=share, low=None, high=None)
     # The ratios r for which the mean of after − r before is t standard errors from 0: the roots of a r² − 2 b r + c.
-    t, x, y = student(count - 1), whole / count, math.fsum(after) / count
-    wide = t * t / (count - 1) / count
-    a = x * x - wide * math.fsum((one - x) ** 2 for one in before)
-    b = x * y - wide * math.fsum((one - x) * (two - y) for one, two in zip(before, after, strict=True))
-    c = y * y - wide * math.fsum((two - y) ** 2 for two in after)
+    t = student(count - 1)
+    mean_before = sum_before / count
+    mean_after = math.fsum(after) / count
+    deviations = [(x - mean_before, y - mean_after) for x, y in zip(before, after, strict=True)]
+    scale = t * t / (count - 1) / count
+    a = mean_before * mean_before - scale * math.fsum(dx**2 for dx, _ in deviations)
+    b = mean_before * mean_after - scale * math.fsum(dx * dy for dx, dy in deviations)
+    c = mean_after * mean_after - scale * math.fsum(dy**2 for _, dy in deviations)
     if a <= 0:
-        return Estimate(share, None, None)
+        return Estimate(mean=share, low=None, high=None)
     reach = math.sqrt(max(b * b - a * c, 0.0))
-    return Estimate(share, (b - reach) / a, (b + reach) / a)
+    return Estimate(mean=share, low=(b - reach) / a, high=(b + reach) / a)
 
 
 def tango(gained: int, lost: int, count: int) -> Estimate:
@@ -79,7 +83,8 @@ def tango(gained: int, lost: int, count: int) -> Estimate:
     def score(difference: float) -> float:
         """Return the standardized distance of the data from a true difference."""
         # The most likely share of lost items, given the difference: the root of a x² + b x + c.
-        a, c = 2 * count, -lost * difference * (1 - difference)
+        a = 2 * count
+        c = -lost * difference * (1 - difference)
         b = -gained - lost + (2 * count - gained + lost) * difference
         share = (math.sqrt(max(b * b - 4 * a * c, 0.0)) - b) / (2 * a)
         variance = count * (2 * share + difference * (1 - difference))
@@ -89,14 +94,17 @@ def tango(gained: int, lost: int, count: int) -> Estimate:
     mean = (gained - lost) / count
     low = _crossing(lambda at: score(at) > Z, -1.0, mean)
     high = _crossing(lambda at: score(at) > -Z, mean, 1.0)
-    return Estimate(mean, low, high)
+    return Estimate(mean=mean, low=low, high=high)
 
 
 def _crossing(is_left: Callable[[float], bool], low: float, high: float) -> float:
     """Return the place between two bounds where `is_left` turns false, by bisection."""
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if is_left(middle) else (low, middle)
+        if is_left(middle):
+            low = middle
+        else:
+            high = middle
     return (low + high) / 2
 
 
@@ -163,9 +171,9 @@ class Comparison:
     def summary(self) -> str:
         """Return the differences and their intervals as text."""
         lines = [f"  difference to the earlier run, paired over {self.count} items"]
-        for name, found in self.scores.items():
+        for name, change in self.scores.items():
             scale, unit = (1, "") if name == LOG_PROBABILITY else (100, " points")
-            lines.append(f"  {name:16}{_signed(found, scale)}{unit}")
+            lines.append(f"  {name:16}{_signed(change, scale)}{unit}")
         if self.passes_ratio.mean != 1 or self.passes.mean:
             share = f", {100 * (self.passes_ratio.mean - 1):+.0f} %"
             lines.append(f"  {'denoising steps':16}{_signed(self.passes, 1)}{share}")
@@ -188,7 +196,8 @@ def compare(before: Run, after: Run) -> Comparison:
     """Return the paired differences of two evaluations. They must have the same items."""
     check_same_items(before.fingerprint, after.fingerprint)
     both = [(a, b) for a, b in zip(before.passes, after.passes, strict=True) if a is not None and b is not None]
-    passes = [a for a, _ in both], [b for _, b in both]
+    passes_before = [a for a, _ in both]
+    passes_after = [b for _, b in both]
     return Comparison(
         count=len(after.passes),
         scores={
@@ -196,8 +205,8 @@ def compare(before: Run, after: Run) -> Comparison:
             for name, values in after.scores.items()
             if name in before.scores
         },
-        passes=difference(*passes),
-        passes_ratio=ratio(*passes),
+        passes=difference(passes_before, passes_after),
+        passes_ratio=ratio(passes_before, passes_after),
     )
 
 
@@ -207,13 +216,13 @@ def read_runs(path: Path) -> list[Run]:
         raw = parse_json(read_text(path))
         if not isinstance(raw, list) or not raw:
             raise InputError(f"expected a list of evaluations as gesso eval --json prints it, got {shown(raw)}")
-        return [Run.from_dict(one) for one in raw]
+        return [Run.from_dict(evaluation) for evaluation in raw]
     except ValueError as error:  # InputError is one
         raise InputError(f"{path}: {error if isinstance(error, InputError) else f'not JSON: {error}'}") from None
 
 
-def _signed(found: Estimate, scale: float) -> str:
+def _signed(change: Estimate, scale: float) -> str:
     interval = ""
-    if found.low is not None and found.high is not None:
-        interval = f"  ({scale * found.low:+.1f} to {scale * found.high:+.1f})"
-    return f"{scale * found.mean:+6.1f}{interval}"
+    if change.low is not None and change.high is not None:
+        interval = f"  ({scale * change.low:+.1f} to {scale * change.high:+.1f})"
+    return f"{scale * change.mean:+6.1f}{interval}"

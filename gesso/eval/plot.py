@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from gesso.eval.evaluate import Evaluation
 
 WIDTH, HEIGHT = 640, 420
-LEFT, RIGHT, TOP, BOTTOM = 64, 24, 68, 56  # margins
+# Margins.
+LEFT, RIGHT = 64, 24
+TOP, BOTTOM = 68, 56
 # (light, dark) pairs of Okabe and Ito's colours for colour-blind readers. The markers differ as well.
 COLOURS = (("#0072b2", "#56b4e9"), ("#d55e00", "#e69f00"), ("#007a5a", "#2fc79a"), ("#a8487f", "#e59cc4"))
 MARKERS = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0", "M-4-4h8v8h-8z", "M0-5l5 9h-10z", "M0-5.5l5.5 5.5l-5.5 5.5l-5.5-5.5z")
@@ -36,19 +38,19 @@ class Series:
 
 def series(name: str, evaluations: Sequence["Evaluation"], score: str) -> Series:
     """Return a score against the step limit of each evaluation."""
-    return Series(
-        name,
-        [
+    points = []
+    for evaluation in evaluations:
+        figure = evaluation.scores[score]
+        points.append(
             Point(
                 x=evaluation.settings["steps"],
-                y=(found := evaluation.scores[score]).mean,
-                low=found.low,
-                high=found.high,
+                y=figure.mean,
+                low=figure.low,
+                high=figure.high,
                 note=f"{evaluation.denoising_steps.mean:.1f} steps taken on average",
             )
-            for evaluation in evaluations
-        ],
-    )
+        )
+    return Series(name=name, points=points)
 
 
 def svg(
@@ -102,7 +104,9 @@ class _XAxis:
     """Map x values to pixels, linearly or logarithmically."""
 
     def __init__(self, low: float, high: float, log: bool) -> None:
-        self.low, self.high, self.log = low, high, log
+        self.low = low
+        self.high = high
+        self.log = log
 
     def __call__(self, x: float) -> float:
         low, high, at = (math.log(v) if self.log else v for v in (self.low, self.high, x))
@@ -124,7 +128,8 @@ class _YAxis:
     """Map y values from 0 to `top` to pixels, and format them."""
 
     def __init__(self, top: float | None) -> None:
-        self.top, self.percent = (1.0, True) if top is None else (top, False)
+        self.top = 1.0 if top is None else top
+        self.percent = top is None
 
     def __call__(self, y: float) -> float:
         return HEIGHT - BOTTOM - min(max(y / self.top, 0), 1) * (HEIGHT - TOP - BOTTOM)

@@ -31,9 +31,9 @@ def prompt(before: str, after: str) -> str:
     return f"{PREFIX}{before}{SUFFIX}{after}{MIDDLE}"
 
 
-def sides(asked: str) -> tuple[str, str]:
+def sides(infill_prompt: str) -> tuple[str, str]:
     """Return the text before and after the hole of such a prompt."""
-    before, after = asked.removeprefix(PREFIX).removesuffix(MIDDLE).split(SUFFIX)
+    before, after = infill_prompt.removeprefix(PREFIX).removesuffix(MIDDLE).split(SUFFIX)
     return before, after
 
 
@@ -53,21 +53,22 @@ def source_files(data: tuple[Path, ...]) -> dict[str, Path]:
     The split depends on the name and not on the content, so a file of the standard library keeps its split across
     Python versions.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for root in data:
         if root.is_file():
-            found.setdefault(root.name, root)
+            files.setdefault(root.name, root)
             continue
         if not root.is_dir():
             raise InputError(f"no such file or directory: {root}")
-        for path in sorted(_kept(root)):
-            found.setdefault(path.relative_to(root).as_posix(), path)
-    if not found:
+        for path in sorted(_python_files(root)):
+            files.setdefault(path.relative_to(root).as_posix(), path)
+    if not files:
         raise InputError(f"no Python files in {', '.join(map(str, data))}")
-    return found
+    return files
 
 
-def _kept(root: Path) -> Iterator[Path]:
+def _python_files(root: Path) -> Iterator[Path]:
+    """Yield the Python files below a directory, without tests and files that depend on the machine."""
     for folder, inner, names in os.walk(root):
         # Change the list in place so that os.walk does not enter these directories; site-packages may be very large.
         inner[:] = [name for name in inner if name not in SKIPPED and not name.startswith(MACHINE)]
@@ -145,11 +146,12 @@ class PythonInfill:
     def score(self, item: Item, output: str) -> dict[str, float]:
         """Return `exact` (ignoring surrounding white space), `parses` (the whole file, with a non-empty line) and
         `edit_similarity`."""
-        said, wanted = output.strip(), item.expected.strip()
+        line = output.strip()
+        expected = item.expected.strip()
         return {
-            "exact": float(said == wanted),
-            "parses": float(bool(said) and parses(item.meta["before"] + output + item.meta["after"])),
-            "edit_similarity": edit_similarity(said, wanted),
+            "exact": float(line == expected),
+            "parses": float(bool(line) and parses(item.meta["before"] + output + item.meta["after"])),
+            "edit_similarity": edit_similarity(line, expected),
         }
 
     def hole(self, item: Item) -> tuple[str, str]:
@@ -161,20 +163,22 @@ class PythonInfill:
         lines: dict[str, list[int]] = {}
         for name in names:
             source = read_source(files[name])
-            if source is not None and source not in sources and (found := maskable(source)):
-                sources[source] = name
-                lines[name] = random.Random(f"infill {name} {seed}").sample(found, len(found))
+            if source is not None and source not in sources:
+                candidates = maskable(source)
+                if candidates:
+                    sources[source] = name
+                    lines[name] = random.Random(f"infill {name} {seed}").sample(candidates, len(candidates))
             if len(lines) == count:
                 break
-        made = 0
+        drawn = 0
         for turn in itertools.count():
-            if all(turn >= len(found) for found in lines.values()):
-                raise InputError(f"the {split} split of these files has {made} lines, but {count} were requested")
+            if all(turn >= len(of_file) for of_file in lines.values()):
+                raise InputError(f"the {split} split of these files has {drawn} lines, but {count} were requested")
             for source, name in sources.items():
                 if turn < len(lines[name]):
                     yield self.mask(name, source, lines[name][turn])
-                    made += 1
-                if made == count:
+                    drawn += 1
+                if drawn == count:
                     return
 
     def mask(self, name: str, source: str, line: int) -> Item:

@@ -31,8 +31,8 @@ def scorer(
 
     def score(model: "DiffusionGemma") -> dict[str, float]:
         g = Gesso(model, tokenizer, defaults, directory, max_batch=8, max_length=None)
-        found = evaluate(g, chosen, items, seed=seed, **options)
-        scores = {f"{name}_{kind}": value.mean for kind, value in found.scores.items()}
-        return {**scores, f"{name}_steps": found.denoising_steps.mean}
+        evaluation = evaluate(g, chosen, items, seed=seed, **options)
+        scores = {f"{name}_{kind}": value.mean for kind, value in evaluation.scores.items()}
+        return {**scores, f"{name}_steps": evaluation.denoising_steps.mean}
 
     return score

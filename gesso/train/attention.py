@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from gesso.diffusion.hash import send
-from gesso.train.blocks import Group
+from gesso.train.blocks import BlockGroup
 from gesso.train.layout import Layout
 
 FUSED_DIM = 256  # largest head of the fused GPU kernels; FlexAttention exceeds the shared memory of an H200 above it
@@ -23,7 +23,7 @@ TILE = 128  # of FlexAttention
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # groups change with the batch, and each would be compiled
-def block_attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, groups: Sequence[Group]) -> Tensor:
+def block_attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, groups: Sequence[BlockGroup]) -> Tensor:
     """Attend group by group. Memory for the backward pass grows with the tokens, not with their pairs."""
     # Rotary embedding leaves queries and keys in the dtype of the weights, whatever autocast has chosen for the values.
     with torch.autocast(v_TMD.device.type, enabled=False):
@@ -36,7 +36,7 @@ class _BlockAttention(torch.autograd.Function):
     """Attention whose scores are computed again in the backward pass, one group at a time."""
 
     @staticmethod
-    def forward(ctx: Any, q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, groups: Sequence[Group]) -> Tensor:
+    def forward(ctx: Any, q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, groups: Sequence[BlockGroup]) -> Tensor:
         out_TND = torch.empty_like(q_TND)
         for group in groups:
             key_UL = group.key_UL
@@ -63,7 +63,7 @@ class _BlockAttention(torch.autograd.Function):
         return dq_TND, dk_TMD.to(k_TMD.dtype), dv_TMD.to(v_TMD.dtype), None
 
 
-def _has_fused_kernel(q_TND: Tensor, group: Group) -> bool:
+def _has_fused_kernel(q_TND: Tensor, group: BlockGroup) -> bool:
     # With a mask and shared key heads, `scaled_dot_product_attention` runs in float32 on most GPUs.
     return q_TND.shape[-1] <= FUSED_DIM and (group.mask_UQL is None or not q_TND.is_cuda)
 
@@ -71,7 +71,7 @@ def _has_fused_kernel(q_TND: Tensor, group: Group) -> bool:
 # --- one group, with a fused kernel ---------------------------------------------------------------------------------
 
 
-def _fused(q_UQND: Tensor, k_ULMD: Tensor, v_ULMD: Tensor, group: Group) -> Tensor:
+def _fused(q_UQND: Tensor, k_ULMD: Tensor, v_ULMD: Tensor, group: BlockGroup) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q_UQND, k_ULMD, v_ULMD))
     mask = None if group.mask_UQL is None else group.mask_UQL[:, None]
     shared = q.shape[1] != k.shape[1]
@@ -80,7 +80,7 @@ def _fused(q_UQND: Tensor, k_ULMD: Tensor, v_ULMD: Tensor, group: Group) -> Tens
 
 
 def _fused_gradients(
-    q_UQND: Tensor, k_ULMD: Tensor, v_ULMD: Tensor, out_UQND: Tensor, gradient_UQND: Tensor, group: Group
+    q_UQND: Tensor, k_ULMD: Tensor, v_ULMD: Tensor, out_UQND: Tensor, gradient_UQND: Tensor, group: BlockGroup
 ) -> tuple[Tensor, ...]:
     with torch.enable_grad():
         q, k, v = (x.requires_grad_() for x in (q_UQND, k_ULMD, v_ULMD))
@@ -90,14 +90,14 @@ def _fused_gradients(
 # --- one group, as matrix products ----------------------------------------------------------------------------------
 
 
-def _products(q_UQND: Tensor, k_ULMD: Tensor, v_ULMD: Tensor, group: Group) -> Tensor:
+def _products(q_UQND: Tensor, k_ULMD: Tensor, v_ULMD: Tensor, group: BlockGroup) -> Tensor:
     heads = k_ULMD.shape[2]
     q, k, v = (_by_key_head(x, heads) for x in (q_UQND, k_ULMD, v_ULMD))
     return _by_query(torch.bmm(_probabilities(q, k, group).to(v.dtype), v), q_UQND)
 
 
 def _product_gradients(
-    q_UQND: Tensor, k_ULMD: Tensor, v_ULMD: Tensor, out_UQND: Tensor, gradient_UQND: Tensor, group: Group
+    q_UQND: Tensor, k_ULMD: Tensor, v_ULMD: Tensor, out_UQND: Tensor, gradient_UQND: Tensor, group: BlockGroup
 ) -> tuple[Tensor, ...]:
     heads = k_ULMD.shape[2]
     q, k, v, out, dout = (_by_key_head(x, heads) for x in (q_UQND, k_ULMD, v_ULMD, out_UQND, gradient_UQND))
@@ -110,7 +110,7 @@ def _product_gradients(
     return _by_query(torch.bmm(ds, k), q_UQND), _by_query(dk, k_ULMD), _by_query(dv, v_ULMD)
 
 
-def _probabilities(q_PQD: Tensor, k_PLD: Tensor, group: Group) -> Tensor:
+def _probabilities(q_PQD: Tensor, k_PLD: Tensor, group: BlockGroup) -> Tensor:
     blocks, queries = group.query_UQ.shape
     scores = _product(q_PQD, k_PLD.mT)
     mask_UQL = group.mask_UQL
@@ -155,30 +155,43 @@ def tile_mask(layout: Layout, window: int | None, device: torch.device) -> Block
     ranges = np.stack([*layout.ranges(window), *layout.canvas_ranges()]).astype(np.int32)
     low_T, high_T, start_T, end_T = send(torch.from_numpy(ranges), device)
 
-    def sees(b: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def attends(b: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k >= low_T[q]) & (k < high_T[q]) | (k >= start_T[q]) & (k < end_T[q])
 
     tiles = -(-layout.tokens // TILE)
     left = torch.arange(tiles, device=device) * TILE
     right = left + TILE
-
-    def extremes(x_T: Tensor, after_end: int) -> Tensor:
-        return F.pad(x_T, (0, tiles * TILE - layout.tokens), value=after_end).view(tiles, TILE)
-
-    some = torch.zeros(tiles, tiles, dtype=torch.bool, device=device)
-    every = some.clone()
+    some = torch.zeros(tiles, tiles, dtype=torch.bool, device=device)  # whether any pair of the tile is visible
+    every = some.clone()  # whether all are
     for first_T, past_T in ((low_T, high_T), (start_T, end_T)):
         # Queries after the end of the sequence attend to nothing and must not count.
-        first, past = extremes(first_T, layout.tokens).amin(1), extremes(past_T, 0).amax(1)
-        some |= (left < past[:, None]) & (right > first[:, None])
-        last, least = extremes(first_T, 0).amax(1), extremes(past_T, layout.tokens).amin(1)
-        every |= (left >= last[:, None]) & (right <= least[:, None])
+        lowest_first = _by_tile(first_T, fill=layout.tokens).amin(1)
+        highest_past = _by_tile(past_T, fill=0).amax(1)
+        some |= (left < highest_past[:, None]) & (right > lowest_first[:, None])
+        highest_first = _by_tile(first_T, fill=0).amax(1)
+        lowest_past = _by_tile(past_T, fill=layout.tokens).amin(1)
+        every |= (left >= highest_first[:, None]) & (right <= lowest_past[:, None])
 
-    def ordered(dense: Tensor) -> tuple[Tensor, Tensor]:
-        count = dense.sum(-1, dtype=torch.int32)
-        return count[None, None], dense.int().argsort(dim=-1, descending=True, stable=True).int()[None, None]
-
+    partial_count, partial_indices = _counts_and_indices(some & ~every)
+    full_count, full_indices = _counts_and_indices(every)
     return BlockMask.from_kv_blocks(
-        *ordered(some & ~every), *ordered(every), BLOCK_SIZE=TILE, mask_mod=sees,
+        kv_num_blocks=partial_count,
+        kv_indices=partial_indices,
+        full_kv_num_blocks=full_count,
+        full_kv_indices=full_indices,
+        BLOCK_SIZE=TILE,
+        mask_mod=attends,
         seq_lengths=(layout.tokens, layout.tokens),
-    )  # fmt: skip
+    )
+
+
+def _by_tile(x_T: Tensor, fill: int) -> Tensor:
+    """Return the values of each tile [tiles, TILE], with `fill` after the end of the sequence."""
+    return F.pad(x_T, (0, -len(x_T) % TILE), value=fill).view(-1, TILE)
+
+
+def _counts_and_indices(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of chosen key tiles per query tile, and their indices before those of the others."""
+    count = chosen.sum(-1, dtype=torch.int32)
+    indices = chosen.int().argsort(dim=-1, descending=True, stable=True).int()
+    return count[None, None], indices[None, None]

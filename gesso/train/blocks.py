@@ -24,38 +24,44 @@ PAIRS = 1 << 21  # queries times keys of a group, at most, unless one block has 
 
 
 @dataclass(frozen=True)
-class Group:
+class BlockGroup:
+    """Blocks of one shape: indices of their queries and keys, and the mask between them."""
+
     query_UQ: Tensor
     key_UL: Tensor
     mask_UQL: Tensor | None
     causal: bool  # the mask is a triangle: queries and keys of a block are the same tokens of one example
 
 
-def attention_groups(layout: Layout, window: int | None, device: torch.device) -> list[Group]:
+def attention_groups(layout: Layout, window: int | None, device: torch.device) -> list[BlockGroup]:
     """Return groups whose blocks contain every query once, without waiting for the device."""
     low_T, high_T = layout.ranges(window)
     blocks = _blocks(layout, low_T, high_T)
     shape = np.stack([blocks.queries, -(-blocks.keys // ROUND), blocks.causal, blocks.dense], axis=1)
     members = []
-    for wanted in np.unique(shape, axis=0):
-        alike = np.flatnonzero((shape == wanted).all(1))
-        most = max(1, PAIRS // int(wanted[0] * blocks.keys[alike].max()))
+    for group_shape in np.unique(shape, axis=0):
+        alike = np.flatnonzero((shape == group_shape).all(1))
+        pairs_per_block = int(group_shape[0] * blocks.keys[alike].max())
+        most = max(1, PAIRS // pairs_per_block)
         members += np.split(alike, range(most, len(alike), most))
     range_2T = send(torch.from_numpy(np.stack([low_T, high_T])), device)
     table = np.stack([blocks.first, blocks.low, blocks.high, blocks.canvas, blocks.keys], axis=1)
     tables = send(torch.from_numpy(table[np.concatenate(members)]), device).split([len(chosen) for chosen in members])
     groups = []
     for chosen, table_U5 in zip(members, tables, strict=True):
-        keys_U, causal = blocks.keys[chosen], bool(blocks.causal[chosen[0]])
-        masked = not causal and not (blocks.dense[chosen[0]] and (keys_U == keys_U[0]).all())
-        queries, keys = int(blocks.queries[chosen[0]]), int(keys_U.max())
+        keys_U = blocks.keys[chosen]
+        causal = bool(blocks.causal[chosen[0]])
+        same_keys = bool((keys_U == keys_U[0]).all())
+        masked = not causal and not (blocks.dense[chosen[0]] and same_keys)
+        queries = int(blocks.queries[chosen[0]])
+        keys = int(keys_U.max())
         groups.append(_group(table_U5, range_2T if masked else None, layout, queries, keys, causal))
     return groups
 
 
 @dataclass(frozen=True)
-class _Blocks:
-    """One value per block."""
+class _BlockTable:
+    """Blocks as columns, with one value per block."""
 
     first: Ints  # query
     queries: Ints
@@ -63,26 +69,42 @@ class _Blocks:
     high: Ints
     canvas: Ints  # first token of the canvas; 0 in text
     keys: Ints  # text and canvas
-    causal: Ints  # see Group
+    causal: Ints  # see BlockGroup
     dense: Ints  # every query attends to every key
 
 
-def _blocks(layout: Layout, low_T: Ints, high_T: Ints) -> _Blocks:
+def _blocks(layout: Layout, low_T: Ints, high_T: Ints) -> _BlockTable:
     # Texts of one length are cut separately: their blocks have few shapes and need no mask between examples. Otherwise
     # a block may contain the end of one text and the next ones.
     alike = np.ptp(layout.width_B) == 0
     first, queries = _cut(0, layout.text, int(layout.width_B[0]) if alike else layout.text)
-    last, no = first + queries - 1, np.zeros_like(first)
+    last = first + queries - 1
     low, high = low_T[first], high_T[last]  # neither decreases along the text
-    causal = (low == first) & (low_T[last] == first) & ~_any_between(layout.image_N2, first, last + 1)
-    text = _Blocks(first, queries, low, high, canvas=no, keys=high - low, causal=causal, dense=no)
+    text = _BlockTable(
+        first=first,
+        queries=queries,
+        low=low,
+        high=high,
+        canvas=np.zeros_like(first),
+        keys=high - low,
+        causal=(low == first) & (low_T[last] == first) & ~_any_between(layout.image_N2, first, last + 1),
+        dense=np.zeros_like(first),
+    )
 
     length = layout.canvas_length
     first, queries = _cut(layout.text, layout.tokens, length)
-    low, high, no = low_T[first], high_T[first], np.zeros_like(first)
-    canvas = layout.text + (first - layout.text) // length * length
-    canvases = _Blocks(first, queries, low, high, canvas, keys=high - low + length, causal=no, dense=no + 1)
-    return _Blocks(*map(np.concatenate, zip(vars(text).values(), vars(canvases).values(), strict=True)))
+    low, high = low_T[first], high_T[first]
+    canvases = _BlockTable(
+        first=first,
+        queries=queries,
+        low=low,
+        high=high,
+        canvas=layout.text + (first - layout.text) // length * length,
+        keys=high - low + length,
+        causal=np.zeros_like(first),
+        dense=np.ones_like(first),
+    )
+    return _BlockTable(**{name: np.concatenate([getattr(text, name), getattr(canvases, name)]) for name in vars(text)})
 
 
 def _any_between(image_N2: Ints, first: Ints, end: Ints) -> Bools:
@@ -101,7 +123,7 @@ def _cut(begin: int, end: int, period: int) -> tuple[Ints, Ints]:
 
 def _group(
     table_U5: Tensor, range_2T: Tensor | None, layout: Layout, queries: int, keys: int, causal: bool
-) -> Group:  # fmt: skip
+) -> BlockGroup:
     """Return the group of some blocks, with a mask if the ranges of all tokens are given."""
     device = table_U5.device
     first_U1, low_U1, high_U1, canvas_U1, keys_U1 = table_U5.split(1, dim=1)
@@ -112,8 +134,9 @@ def _group(
     canvas_UL = (canvas_U1 + place_L - text_U1).clamp(0, layout.tokens - 1)
     key_UL = torch.where(place_L < text_U1, low_U1 + place_L, canvas_UL)
     if range_2T is None:
-        return Group(query_UQ, key_UL, None, causal)
+        return BlockGroup(query_UQ=query_UQ, key_UL=key_UL, mask_UQL=None, causal=causal)
     low_UQ1, high_UQ1 = range_2T[:, query_UQ][..., None]
     key_U1L = key_UL[:, None]
-    seen_UQL = (key_U1L >= low_UQ1) & (key_U1L < high_UQ1) | (key_U1L >= layout.text)
-    return Group(query_UQ, key_UL, seen_UQL & (place_L < keys_U1)[:, None], causal)
+    visible_UQL = (key_U1L >= low_UQ1) & (key_U1L < high_UQ1) | (key_U1L >= layout.text)
+    mask_UQL = visible_UQL & (place_L < keys_U1)[:, None]
+    return BlockGroup(query_UQ=query_UQ, key_UL=key_UL, mask_UQL=mask_UQL, causal=causal)

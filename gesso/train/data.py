@@ -30,10 +30,10 @@ import numpy as np
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
 from gesso.images.image import Image
-from gesso.train.image_rows import ImageReader
+from gesso.train.image_rows import RowImageReader
 from gesso.train.image_store import ImageStore
 from gesso.train.order import order
-from gesso.train.reading import Row, read_rows
+from gesso.train.reading import TrainingRow, read_rows
 from gesso.train.recipe import DataSettings
 from gesso.train.rows import Span
 from gesso.train.token_store import TokenStore
@@ -52,7 +52,7 @@ class Example:
     source: str
     line: int
     context_only: int = 0
-    """Responses of the conversation that serve as context and not as targets (see `rows._conversation`)."""
+    """The number of responses that serve as context and not as targets (see `rows._conversation`)."""
     trajectory: Trajectory | None = None
     """The recorded canvases of the one response, to train on in place of noise."""
     images: tuple[Image, ...] = ()
@@ -70,7 +70,7 @@ class Rejected:
         return f"{self.source}:{self.line}: {self.reason}"
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """A source of batches for training; see `Dataset.batches`."""
 
     def batches(
@@ -85,12 +85,14 @@ class Dataset:
     """
 
     def __init__(
-        self, settings: DataSettings, tokenizer: Tokenizer, eos: int, images: ImageReader | None = None
+        self, settings: DataSettings, tokenizer: Tokenizer, eos: int, images: RowImageReader | None = None
     ) -> None:
-        self.settings, self.reader = settings, images
+        self.settings = settings
+        self.reader = images
         self.rows = 0
         self._rejected: dict[int, Rejected] = {}  # by number of the row
-        self._files, self._lines = array("q"), array("q")  # of good rows
+        self._files = array("q")  # of each good row: the index of its file, and its line
+        self._lines = array("q")
         viewing = settings.cut or settings.infill > 0
         self._viewer = Viewer.create(tokenizer, eos, settings.max_length, settings.infill) if viewing else None
         entries = array("q")
@@ -110,7 +112,7 @@ class Dataset:
         if self._rejected and settings.on_bad_row == "stop":
             raise InputError(_rejection_message(self.rejected, self.rows))
 
-    def _entries_of(self, row: Row, file: int) -> Iterator[int]:
+    def _entries_of(self, row: TrainingRow, file: int) -> Iterator[int]:
         """Yield three values for each entry of a row that is about to be stored."""
         settings = self.settings
         length = len(row.tokens)
@@ -134,10 +136,10 @@ class Dataset:
 
     def take_out(self, rows: Collection[int]) -> list[Example]:
         """Return these good rows, numbered in the order of the files, and leave them out of the batches."""
-        kept = ~np.isin(self._entry_rows, list(rows))
-        self._entry_rows, self._entry_starts, self._entry_lengths = (
-            column[kept] for column in (self._entry_rows, self._entry_starts, self._entry_lengths)
-        )
+        stays = ~np.isin(self._entry_rows, list(rows))
+        self._entry_rows = self._entry_rows[stays]
+        self._entry_starts = self._entry_starts[stays]
+        self._entry_lengths = self._entry_lengths[stays]
         return [self._load(row) for row in rows]
 
     @property
@@ -210,7 +212,8 @@ class Dataset:
 
     def _example(self, entry: int, number: int, prompt: int, canvas_length: int) -> Example:
         """Return the example made from an entry. Its index in the run, `number`, seeds its random choices."""
-        row, start = int(self._entry_rows[entry]), int(self._entry_starts[entry])
+        row = int(self._entry_rows[entry])
+        start = int(self._entry_starts[entry])
         rng = random.Random((self.settings.seed << 48) + number)
         if start == WHOLE or self._viewer is None:
             example = self._load(row)
@@ -235,15 +238,17 @@ class Dataset:
         at = canvases[int(rng.random() * len(canvases))]
         end = next(end for start, end in example.spans if start <= at < end)
         filling: list[int] = []
-        while (missing := prompt - at - len(filling)) > 0:
-            filling = [*self._ending(int(rng.random() * len(self._entry_rows)), missing), *filling]
+        while at + len(filling) < prompt:
+            entry = int(rng.random() * len(self._entry_rows))
+            filling = [*self._ending(entry, prompt - at - len(filling)), *filling]
         before = [*filling, *example.tokens[max(0, at - prompt) : at]]
         response = example.tokens[at : min(at + canvas_length, end)]
         return replace(example, tokens=(*before, *response), spans=((prompt, prompt + len(response)),))
 
     def _ending(self, entry: int, most: int) -> list[int]:
         """Return the last tokens of an entry."""
-        tokens, start = self._store.tokens(int(self._entry_rows[entry])), int(self._entry_starts[entry])
+        tokens = self._store.tokens(int(self._entry_rows[entry]))
+        start = int(self._entry_starts[entry])
         end = len(tokens) if start == WHOLE else min(len(tokens), start + self.settings.max_length)
         ending: list[int] = tokens[max(0, end - most) : end].tolist()
         return ending

@@ -21,17 +21,17 @@ MARKS = ("«", "»")  # around a target, where the terminal has no styles
 
 
 @dataclass(frozen=True)
-class Part:
+class ExamplePart:
     text: str
     learnt: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class ExampleSample:
     source: str
     line: int
     tokens: int
-    parts: tuple[Part, ...]
+    parts: tuple[ExamplePart, ...]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class DataReport:
     longest: int
     max_length: int
     histogram: tuple[Bin, ...]
-    samples: tuple[Sample, ...]
+    samples: tuple[ExampleSample, ...]
     rejected: tuple[Rejected, ...]
 
 
@@ -62,7 +62,7 @@ def inspect(dataset: Dataset, tokenizer: Tokenizer, examples: int = 3) -> DataRe
     """Report on all rows, with `examples` of the good ones as samples, spread evenly over the files."""
     chosen = {number * dataset.good // examples for number in range(examples)}
     lengths: Counter[int] = Counter()
-    samples: list[Sample] = []
+    samples: list[ExampleSample] = []
     response_tokens = responses = context_only = 0
     good_rows = (row for row in dataset.read() if isinstance(row, Example))
     for number, row in enumerate(good_rows):
@@ -87,15 +87,15 @@ def inspect(dataset: Dataset, tokenizer: Tokenizer, examples: int = 3) -> DataRe
     )
 
 
-def _sample(example: Example, tokenizer: Tokenizer) -> Sample:
-    parts: list[Part] = []
+def _sample(example: Example, tokenizer: Tokenizer) -> ExampleSample:
+    parts: list[ExamplePart] = []
     done = 0
     for start, end in (*example.spans, (len(example.tokens), len(example.tokens))):
         for piece, learnt in ((example.tokens[done:start], False), (example.tokens[start:end], True)):
             if piece:
-                parts.append(Part(tokenizer.decode(_shown(piece, example, tokenizer), special=True), learnt))
+                parts.append(ExamplePart(tokenizer.decode(_shown(piece, example, tokenizer), special=True), learnt))
         done = end
-    return Sample(source=example.source, line=example.line, tokens=len(example.tokens), parts=tuple(parts))
+    return ExampleSample(source=example.source, line=example.line, tokens=len(example.tokens), parts=tuple(parts))
 
 
 def _shown(piece: Sequence[int], example: Example, tokenizer: Tokenizer) -> Sequence[int]:
@@ -144,7 +144,7 @@ def _print(console: Console, *texts: Text) -> None:
         console.print(text, soft_wrap=True)
 
 
-def _marked(sample: Sample, styled: bool) -> Text:
+def _marked(sample: ExampleSample, styled: bool) -> Text:
     shown = Text()
     for part in sample.parts:
         text = printable(_shortened(part.text))

@@ -1,9 +1,9 @@
 """The defaults of `gesso train --data` that depend on the size of the model.
 
-A large model needs few steps at a low rank to answer like the rows, and the loss of held-out rows says when to stop. A
-small model knows little beyond its own training. From few rows it learns nothing that holds for others, but it can
-learn them by heart, which takes a higher rank, more weights, and many passes. No row is held out then: the loss of a
-row that shares nothing with the others rises while they are learned.
+A large model needs few steps at a low rank to answer like the rows, and training stops by the loss of held-out rows. A
+small model cannot generalize from few rows, but it can memorize them with a higher rank, more trained weights and many
+passes. In that case no row is held out: the loss of a row that shares nothing with the others rises while they are
+memorized.
 """
 
 import math
@@ -15,13 +15,17 @@ from gesso.model.config import Config
 LARGE = 10**9  # parameters
 BY_HEART = 200  # rows at most that a small model learns by heart
 
-EPOCHS, SHOWN = 3, 2000  # passes over the rows; a small dataset gets more, until this many rows have been shown
+EPOCHS = 3  # passes over the rows, at least
+SHOWN = 2000  # rows to show: a small dataset gets more passes
 BY_HEART_EPOCHS = 22  # of a small model, for the rows that it learns by heart
-USUAL_RESPONSE, MOST_REPEATS = 28, 2.0  # tokens of the longest response; a longer one is shown more often, up to twice
+USUAL_RESPONSE = 28  # tokens of the longest response; with longer ones, rows are shown more often
+MOST_REPEATS = 2.0
 
 # The published rate is that of the 26B model. The best rate of Adam falls with the width (arXiv 2203.03466): of 1.3e-3,
 # 4e-3 and 1e-2, the second was best for gesso-mini, of width 320. The power is that between the two.
-PUBLISHED_LR, PUBLISHED_WIDTH, POWER = 1.5e-4, 2816, 1.5
+PUBLISHED_LR = 1.5e-4
+PUBLISHED_WIDTH = 2816
+POWER = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +39,8 @@ class Defaults:
 
 
 LARGE_MODEL = Defaults(rank=16, targets=("attention", "mlp"), batch_size=16, draws=1, encoder_weight=1.0, rate=1.0)
-# Without the loss of the encoder, the text of a row need not be read beyond its prompt, and the canvases are learned
-# in fewer steps.
+# Without the loss of the encoder, the model need not read the text of a row beyond its prompt, and it learns the
+# canvases in fewer steps.
 SMALL_MODEL = Defaults(
     rank=64,
     targets=("attention", "mlp", "experts", "self_conditioning"),

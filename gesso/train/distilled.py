@@ -7,7 +7,7 @@ from pathlib import Path
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
 from gesso.train.data import Dataset, Example
-from gesso.train.image_rows import ImageReader
+from gesso.train.image_rows import RowImageReader
 from gesso.train.order import order
 from gesso.train.recipe import DataSettings, DistillSettings
 from gesso.train.trajectories import Trajectories
@@ -25,7 +25,7 @@ class Distilled:
         data: DataSettings,
         tokenizer: Tokenizer,
         eos: int,
-        images: ImageReader | None = None,
+        images: RowImageReader | None = None,
     ) -> None:
         self.settings, self.seed = settings, data.seed
         self.trajectories = Trajectories([Path(name).expanduser() for name in settings.trajectories])

@@ -23,13 +23,13 @@ from gesso.model.modules import gated_gelu
 ALIGNED = 8  # grouped products need rows of multiples of 16 bytes
 
 
-class Pairs(NamedTuple):
+class SortedPairs(NamedTuple):
     order_R: Tensor  # the pair at each place of the sorted order
     place_R: Tensor  # the place of each pair
     end_E: Tensor  # the place after each expert's last pair, int32
 
 
-def sort_pairs(index_TK: Tensor, experts: int) -> Pairs:
+def sort_pairs(index_TK: Tensor, experts: int) -> SortedPairs:
     """Sort the pairs by expert; those of one expert stay in the order of the tokens."""
     index_R = index_TK.flatten().to(torch.int16)  # a GPU sorts fewer bits in less time
     sorted_R, order_R = index_R.sort(stable=True)
@@ -37,7 +37,7 @@ def sort_pairs(index_TK: Tensor, experts: int) -> Pairs:
     end_E = torch.searchsorted(
         sorted_R, torch.arange(experts, dtype=torch.int16, device=index_R.device), right=True, out_int32=True
     )
-    return Pairs(order_R, torch.empty_like(order_R).scatter_(0, order_R, number_R), end_E)
+    return SortedPairs(order_R, torch.empty_like(order_R).scatter_(0, order_R, number_R), end_E)
 
 
 class GroupedExperts(AdaptedExperts):
@@ -63,7 +63,7 @@ class GroupedExperts(AdaptedExperts):
         y_TH: Tensor = Collect.apply(self._product("down_proj", h_RI, pairs), pairs, k)  # type: ignore[no-untyped-call]
         return y_TH.to(dtype)
 
-    def _product(self, name: str, x_RI: Tensor, pairs: Pairs) -> Tensor:
+    def _product(self, name: str, x_RI: Tensor, pairs: SortedPairs) -> Tensor:
         y_RO = grouped(x_RI, getattr(self, name), pairs.end_E)
         return y_RO if (lora := self.lora(name)) is None else y_RO + low_rank(x_RI, lora, pairs.end_E)
 
@@ -124,7 +124,7 @@ class Spread(Function):
     """Repeat each token for its pairs, in sorted order."""
 
     @staticmethod
-    def forward(ctx: Any, x_TH: Tensor, pairs: Pairs, k: int) -> Tensor:
+    def forward(ctx: Any, x_TH: Tensor, pairs: SortedPairs, k: int) -> Tensor:
         ctx.pairs, ctx.k = pairs, k
         return x_TH[pairs.order_R // k]
 
@@ -137,7 +137,7 @@ class Collect(Function):
     """Sum the pairs of each token."""
 
     @staticmethod
-    def forward(ctx: Any, y_RH: Tensor, pairs: Pairs, k: int) -> Tensor:
+    def forward(ctx: Any, y_RH: Tensor, pairs: SortedPairs, k: int) -> Tensor:
         ctx.pairs, ctx.k = pairs, k
         return y_RH[pairs.place_R].unflatten(0, (-1, k)).sum(1)
 

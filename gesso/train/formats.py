@@ -44,13 +44,13 @@ def from_sharegpt(row: Mapping[str, Any]) -> dict[str, Any]:
             messages.append({"role": "assistant", "content": "", "tool_calls": calls})
         elif role == "tool":
             if not called:
-                raise InputError(f"{where}: a result of a tool without a function_call before it")
+                raise InputError(f"{where}: a tool result without a preceding function_call")
             messages.append({"role": "tool", "name": called.pop(0), "content": value})
         else:
             content = _with_images(value, images) if role == "user" and images else value
             messages.append({"role": role, "content": content})
     if images:
-        raise InputError(f"images: {len(images)} are left after every {IMAGE} of the user; write one for each image")
+        raise InputError(f"images: {len(images)} have no {IMAGE} in a turn of the user; write one {IMAGE} per image")
     tools = row.get("tools")
     return {"messages": messages, "tools": _json(tools, "tools") if isinstance(tools, str) and tools.strip() else tools}
 
@@ -60,7 +60,8 @@ def from_alpaca(row: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("instruction", "input", "output"):
         if not isinstance(row.get(key, ""), str):
             raise InputError(f"{key}: expected text, got {type(row[key]).__name__}")
-    question = "\n\n".join(part for key in ("instruction", "input") if (part := row.get(key, "")).strip())
+    parts = (row.get("instruction", ""), row.get("input", ""))
+    question = "\n\n".join(part for part in parts if part.strip())
     if not question:
         raise InputError("instruction is empty: there is nothing to answer")
     if not row["output"].strip():
@@ -70,14 +71,14 @@ def from_alpaca(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _images(row: Mapping[str, Any]) -> list[Any]:
-    """Return the images that are named beside the turns."""
+    """Return the images of the row, which are listed outside its turns."""
     given = row.get("images", row.get("image"))
     if given is None:
         return []
-    found = list(given) if isinstance(given, list) else [given]
-    if not all(isinstance(image, str) for image in found):
+    images = list(given) if isinstance(given, list) else [given]
+    if not all(isinstance(image, str) for image in images):
         raise InputError("images: expected paths or data: URLs")
-    return found
+    return images
 
 
 def _with_images(value: str, images: list[Any]) -> str | list[dict[str, Any]]:

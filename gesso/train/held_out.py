@@ -26,15 +26,19 @@ from gesso.train.recipe import HeldOutSettings, Recipe
 
 logger = logging.getLogger("gesso")
 
-SHARE, LEAST, MOST = 0.05, 2, 200  # of the rows, if no file of held-out rows is given
-FEWEST = 10  # different rows from which on some are held out
-DRAWS, CANVASES = 4, 64  # noise levels per canvas, fewer if there are many rows
+# Without a file of held-out rows, this share of the rows is held out, within these limits.
+SHARE = 0.05
+LEAST = 2
+MOST = 200
+FEWEST = 10  # with fewer different rows, none is held out
+DRAWS = 4  # noise levels per canvas, if there are few rows
+CANVASES = 64  # with more rows than this divided by DRAWS, fewer noise levels are used
 SEED = 0x68656C64  # not the seed of the run: the noise is the same in every run, so losses can be compared
 KEY = "held_out"  # of the loss in the metrics
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class HeldOutSample:
     """A prompt of a held-out row, the model's answer at a step, and the answer in the data."""
 
     step: int
@@ -44,7 +48,7 @@ class Sample:
 
 
 Answer = Callable[[DiffusionGemma, Sequence[Prompt]], list[str]]  # answers to prompts
-Show = Callable[[Sequence[Sample]], None]
+Show = Callable[[Sequence[HeldOutSample]], None]
 
 
 def choose(dataset: Dataset) -> list[int]:
@@ -54,13 +58,13 @@ def choose(dataset: Dataset) -> list[int]:
     """
     by_hash: dict[bytes, list[int]] = {}
     examples = (row for row in dataset.read() if isinstance(row, Example))
-    for number, example in enumerate(examples):
+    for row, example in enumerate(examples):
         if len(example.tokens) > dataset.settings.max_length:  # a text that is shown in sections
             continue
-        found = hashlib.sha256(array("q", example.tokens).tobytes())
+        content = hashlib.sha256(array("q", example.tokens).tobytes())
         for image in example.images:
-            found.update(image.digest.to_bytes(16, "big"))
-        by_hash.setdefault(found.digest(), []).append(number)
+            content.update(image.digest.to_bytes(16, "big"))
+        by_hash.setdefault(content.digest(), []).append(row)
     if len(by_hash) < FEWEST:
         return []
     count = min(max(round(SHARE * len(by_hash)), LEAST), MOST)
@@ -70,15 +74,17 @@ def choose(dataset: Dataset) -> list[int]:
 def split(dataset: Dataset, settings: HeldOutSettings, tokenizer: Tokenizer, eos: int) -> list[Example]:
     """Return the held-out rows: those of their own files, or else some of the dataset, which loses them."""
     if settings.files:
-        only = replace(dataset.settings, files=settings.files, repeat=(), cut=False)
-        own = Dataset(only, tokenizer, eos, dataset.reader)
-        found = [row for row in own.read() if isinstance(row, Example)]
+        file_settings = replace(dataset.settings, files=settings.files, repeat=(), cut=False)
+        held_out_files = Dataset(file_settings, tokenizer, eos, dataset.reader)
+        examples = [row for row in held_out_files.read() if isinstance(row, Example)]
     else:
-        found = dataset.take_out(choose(dataset))
-    if not found:
-        where = f"{', '.join(settings.files)} has no usable row" if settings.files else f"there are fewer than {FEWEST}"
-        raise InputError(f"no row can be held out: {where}; name other files in held_out.files, or remove [held_out]")
-    return found
+        examples = dataset.take_out(choose(dataset))
+    if not examples:
+        reason = f"there are fewer than {FEWEST}"
+        if settings.files:
+            reason = f"{', '.join(settings.files)} has no usable row"
+        raise InputError(f"no row can be held out: {reason}; name other files in held_out.files, or remove [held_out]")
+    return examples
 
 
 def question(prompt: Sequence[int], tokenizer: Tokenizer) -> str:
@@ -117,10 +123,16 @@ class HeldOut:
         self, recipe: Recipe, settings: HeldOutSettings, examples: Sequence[Example], tokenizer: Tokenizer, eos: int,
         answer: Answer | None = None, show: Show = lambda _: None,
     ) -> None:  # fmt: skip
-        self.recipe, self.settings, self.examples = recipe, settings, list(examples)
-        self.tokenizer, self.eos, self.answer, self.show = tokenizer, eos, answer, show
+        self.recipe = recipe
+        self.settings = settings
+        self.examples = list(examples)
+        self.tokenizer = tokenizer
+        self.eos = eos
+        self.answer = answer
+        self.show = show
         out = Path(recipe.run.out).expanduser()
-        self.samples_file, self.best_directory = out / "samples.jsonl", out / "best"
+        self.samples_file = out / "samples.jsonl"
+        self.best_directory = out / "best"
         self.losses: dict[int, float] = {}
 
     def is_due(self, step: int) -> bool:
@@ -145,15 +157,17 @@ class HeldOut:
         for batch, noise in self._batches(objective.model):
             kind = objective.model.device.type
             with torch.autocast(kind, dtype=torch.bfloat16, enabled=self.recipe.run.autocast == "bfloat16"):
-                found = objective(batch, noise)
-            parts = (found.total_B, found.decoder_B, found.encoder_B)
-            totals += torch.stack([part.float().sum().cpu() for part in parts])
+                losses = objective(batch, noise)
+            losses_of_parts = (losses.total_B, losses.decoder_B, losses.encoder_B)
+            totals += torch.stack([loss_B.float().sum().cpu() for loss_B in losses_of_parts])
         total, decoder, encoder = (totals / len(self.examples)).tolist()
         self.losses[step] = _finite(total)
         return {KEY: total, f"{KEY}_decoder": decoder, f"{KEY}_encoder": encoder}
 
     def _batches(self, model: DiffusionGemma) -> Iterator[tuple[Batch, Corruption]]:
-        objective, config, size = self.recipe.objective, model.config, self.recipe.run.batch_size
+        objective = self.recipe.objective
+        config = model.config
+        size = self.recipe.run.batch_size
         length = max(objective.canvas_lengths or (config.canvas_length,))
         draws = max(1, min(DRAWS, CANVASES // len(self.examples)))
         for first in range(0, len(self.examples), size):
@@ -173,18 +187,19 @@ class HeldOut:
             return
         try:
             answers = self.answer(model, [prompt_of(example) for example in chosen])
-        except (GessoError, torch.OutOfMemoryError) as error:  # no reason to end a run
+        except (GessoError, torch.OutOfMemoryError) as error:  # samples are optional: the run continues
             logger.warning("no samples at step %d: %s", step, str(error).partition("\n")[0])
             return
         samples = []
         for example, answer in zip(chosen, answers, strict=True):
             start, end = example.spans[-1]
-            prompt, expected = question(example.tokens[:start], self.tokenizer), example.tokens[start:end]
+            prompt = question(example.tokens[:start], self.tokenizer)
+            expected = example.tokens[start:end]
             samples.append(
-                Sample(step=step, prompt=prompt, answer=answer, expected=self.tokenizer.decode(expected).strip())
+                HeldOutSample(step=step, prompt=prompt, answer=answer, expected=self.tokenizer.decode(expected).strip())
             )
         with self.samples_file.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in samples)
+            file.writelines(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples)
         self.show(samples)
 
     # --- the best weights ---------------------------------------------------------------------------------------
@@ -194,9 +209,9 @@ class HeldOut:
         self.losses = {int(line["step"]): _finite(line[KEY]) for line in metrics if KEY in line}
         if self.samples_file.exists():
             *lines, _ = self.samples_file.read_text(encoding="utf-8").split("\n")  # the last one may be incomplete
-            kept = [line + "\n" for line in lines if json.loads(line)["step"] in self.losses]
+            evaluated = [line + "\n" for line in lines if json.loads(line)["step"] in self.losses]
             with replacing(self.samples_file) as file:
-                file.write("".join(kept).encode("utf-8"))
+                file.write("".join(evaluated).encode("utf-8"))
 
     def keep(self, step: int, parameters: Mapping[str, Tensor]) -> None:
         """Store the weights if they are those of the best step.

@@ -1,4 +1,4 @@
-"""Images in rows of training data: read from files beside the data or from `data:` URLs, and placed in the text."""
+"""Images in rows of training data: read from files relative to the data or `data:` URLs, and placed in the text."""
 
 import re
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ DATA_URL = re.compile("data:", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class ImageReader:
+class RowImageReader:
     """The sizes and tokens of images in the prompts of one model."""
 
     vision: VisionConfig
     ids: tuple[int, int, int]  # the token of an image, and those before and after it
 
     @classmethod
-    def of(cls, source: "Source", tokenizer: Tokenizer) -> "ImageReader | None":
+    def of(cls, source: "Source", tokenizer: Tokenizer) -> "RowImageReader | None":
         """Return the reader for a checkpoint; None if it has no vision tower."""
         if not has_vision(source):
             return None
@@ -64,15 +64,15 @@ class ImageReader:
 
 
 def read_row_images(
-    row: dict[str, Any], reader: ImageReader | None, file: str
+    row: dict[str, Any], reader: RowImageReader | None, file: str
 ) -> tuple[dict[str, Any], tuple[Image, ...]]:
     """Return a row with messages in which every image is read, and these images in order."""
 
     def read(source: Any, where: str, budget: int | None) -> Image:
         if reader is None:
             raise InputError(
-                f"{where}: the model sees no images: its checkpoint has no vision tower; choose one that has, or leave "
-                "the image out"
+                f"{where}: this model does not accept images: its checkpoint has no vision tower; choose one that has, "
+                "or leave the image out"
             )
         return reader.read(source, where, budget, file)
 

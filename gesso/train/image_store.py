@@ -20,7 +20,10 @@ class ImageStore:
     def __init__(self) -> None:
         self._number: dict[int, int] = {}  # by digest
         # One value per image: its first patch in the file, rows, columns, soft tokens.
-        self._columns = self._first, self._rows, self._across, self._tokens = tuple(array("q") for _ in range(4))
+        self._first = array("q")
+        self._rows = array("q")
+        self._columns = array("q")
+        self._tokens = array("q")
         self._width = 0  # values of a patch
         self._file: IO[bytes] | None = None
         self._patches_PI: NDArray[np.uint8] | None = None
@@ -43,8 +46,10 @@ class ImageStore:
             raise InputError(
                 f"cannot store images in {tempfile.gettempdir()} ({error}); set TMPDIR to a directory with free space"
             ) from error
-        for column, value in zip(self._columns, (first, image.rows, image.columns, image.tokens), strict=True):
-            column.append(value)
+        self._first.append(first)
+        self._rows.append(image.rows)
+        self._columns.append(image.columns)
+        self._tokens.append(image.tokens)
         return number
 
     def close(self) -> None:
@@ -57,8 +62,15 @@ class ImageStore:
 
     def get(self, number: int) -> Image:
         assert self._patches_PI is not None
-        first, rows, columns = self._first[number], self._rows[number], self._across[number]
-        return Image(self._patches_PI[first : first + rows * columns], rows, columns, self._tokens[number])
+        first = self._first[number]
+        rows = self._rows[number]
+        columns = self._columns[number]
+        return Image(
+            patches=self._patches_PI[first : first + rows * columns],
+            rows=rows,
+            columns=columns,
+            tokens=self._tokens[number],
+        )
 
     @property
     def digests(self) -> list[int]:

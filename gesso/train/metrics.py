@@ -11,11 +11,11 @@ from typing import Any, Protocol
 from gesso.errors import InputError
 from gesso.files import replacing
 
-KEPT = "held_out"  # metrics of this step are always logged: they are rare
+ALWAYS_LOGGED = "held_out"  # a step with this metric is logged whatever `log_every` is: such steps are rare
 
 
-class Writer(Protocol):
-    """A service or format that metrics are sent to as well."""
+class MetricsWriter(Protocol):
+    """A service or format that receives the metrics in addition to metrics.jsonl."""
 
     def write(self, metrics: Mapping[str, float], step: int) -> None: ...
 
@@ -25,21 +25,22 @@ class Writer(Protocol):
 class MetricsLog:
     """The log of a run that continues after `step`.
 
-    The steps that an interrupted run logged after its last checkpoint are dropped: they are run again.
+    Steps that an interrupted run logged after its last checkpoint are dropped, because they are run again.
     """
 
     def __init__(
         self, out: Path, writers: Sequence[str], log_every: int, settings: Mapping[str, Any], step: int
     ) -> None:
-        self.path, self.log_every = out / "metrics.jsonl", log_every
-        self.writers: list[Writer] = [WRITERS[name](out, settings, step) for name in writers]
+        self.path = out / "metrics.jsonl"
+        self.log_every = log_every
+        self.writers: list[MetricsWriter] = [WRITERS[name](out, settings, step) for name in writers]
         self._drop_after(step)
 
     def append(self, metrics: Mapping[str, float]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
         step = int(metrics["step"])
-        if step % self.log_every == 0 or KEPT in metrics:
+        if step % self.log_every == 0 or ALWAYS_LOGGED in metrics:
             for writer in self.writers:
                 writer.write(metrics, step)
 
@@ -50,9 +51,9 @@ class MetricsLog:
     def _drop_after(self, step: int) -> None:
         if not self.path.exists():
             return
-        kept = [json.dumps(line) + "\n" for line in read_metrics(self.path.parent) if line["step"] <= step]
+        lines = [json.dumps(line) + "\n" for line in read_metrics(self.path.parent) if line["step"] <= step]
         with replacing(self.path) as file:
-            file.write("".join(kept).encode("utf-8"))
+            file.write("".join(lines).encode("utf-8"))
 
 
 def read_metrics(out: Path) -> list[dict[str, float]]:
@@ -111,7 +112,7 @@ class WeightsAndBiases:
         self.run.finish()
 
 
-WRITERS: Mapping[str, Callable[[Path, Mapping[str, Any], int], Writer]] = {
+WRITERS: Mapping[str, Callable[[Path, Mapping[str, Any], int], MetricsWriter]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
 }

@@ -69,13 +69,18 @@ class Objective(nn.Module):
         super().__init__()
         if not model.is_tied:
             raise InputError("only a model whose encoder and decoder share their weights can be trained")
-        self.model, self.settings, self.checkpoint_activations = model, settings, checkpoint_activations
+        self.model = model
+        self.settings = settings
+        self.checkpoint_activations = checkpoint_activations
         self.certainty = certainty  # weight of the entropy of right predictions on recorded canvases
         self.flex = False  # use FlexAttention where it can run
         self.scale = model.embed_scale
         self.seeing = Seeing(model, recompute=checkpoint_activations)
-        self.chunk_loss, self.balance_of = chunk_loss, balance_loss
-        self.predict, self.mean_embedding = self._predict, model.expected_embedding
+        # These four are replaced by compiled functions in `compile_parts`.
+        self.chunk_loss = chunk_loss
+        self.balance_of = balance_loss
+        self.predict = self._predict
+        self.mean_embedding = model.expected_embedding
 
     def forward(self, batch: Batch, corruption: Corruption) -> Losses:
         prompt_SH = self.embed_text(batch)
@@ -86,7 +91,7 @@ class Objective(nn.Module):
         encoder_B = self._encoder_loss(batch, text_SH)
         balance = self._balance(scores, batch) if self.settings.balance_weight else decoder_B.new_zeros(())
         total_B = decoder_B + self.settings.encoder_weight * encoder_B + self.settings.balance_weight * balance
-        return Losses(total_B, decoder_B, encoder_B, balance)
+        return Losses(total_B=total_B, decoder_B=decoder_B, encoder_B=encoder_B, balance=balance)
 
     def compile_parts(self) -> None:
         """Compile by layer: layers share their code, so compilation takes seconds per batch shape."""
@@ -96,9 +101,11 @@ class Objective(nn.Module):
         warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")  # users cannot act on it
         for part in (*self.model.decoder.layers, self.model.decoder.norm):
             part.compile(dynamic=False)
-        self.chunk_loss, self.balance_of = torch.compile(chunk_loss), torch.compile(balance_loss)
+        self.chunk_loss = torch.compile(chunk_loss)
+        self.balance_of = torch.compile(balance_loss)
         # Two graphs: one would unpack the table of a quantized model once for both, and keep all of it meanwhile.
-        self.predict, self.mean_embedding = torch.compile(self.predict), torch.compile(self.mean_embedding)
+        self.predict = torch.compile(self.predict)
+        self.mean_embedding = torch.compile(self.mean_embedding)
 
     # --- one pass over text and canvases ------------------------------------------------------------------------
 
@@ -114,8 +121,8 @@ class Objective(nn.Module):
         image_RH = self.seeing.soft_tokens(batch)
         if image_RH is not None and batch.image_R is not None:
             return text_SH.index_put((batch.image_R,), image_RH.to(text_SH.dtype))
-        nothing = self.seeing.zero()
-        return text_SH if nothing is None else text_SH + nothing.to(text_SH.dtype)
+        zero = self.seeing.zero()
+        return text_SH if zero is None else text_SH + zero.to(text_SH.dtype)
 
     def hidden(
         self, layout: Layout, text_SH: Tensor, embedded_KCH: Tensor, soft_KCH: Tensor
@@ -144,19 +151,19 @@ class Objective(nn.Module):
     def _attends(self, layout: Layout, device: torch.device) -> list[Attend]:
         """Return the attention function of every layer."""
         config = self.model.config
-        found: dict[tuple[int | None, bool], Attend] = {}
+        attend_by_kind: dict[tuple[int | None, bool], Attend] = {}  # by window, and whether FlexAttention runs it
         kinds = []
         for shape in config.layers:
             # A window wider than every text has no effect.
             slides = shape.sliding and config.sliding_window <= layout.width_B.max()
             kinds.append((config.sliding_window if slides else None, self.flex and shape.head_dim <= FUSED_DIM))
         for window, flex in set(kinds):
-            found[window, flex] = (
-                partial(compiled_attention, blocks=tile_mask(layout, window, device))
-                if flex
-                else partial(block_attention, groups=attention_groups(layout, window, device))
-            )
-        return [found[kind] for kind in kinds]
+            if flex:
+                attend = partial(compiled_attention, blocks=tile_mask(layout, window, device))
+            else:
+                attend = partial(block_attention, groups=attention_groups(layout, window, device))
+            attend_by_kind[window, flex] = attend
+        return [attend_by_kind[kind] for kind in kinds]
 
     def _condition(self, batch: Batch, text_SH: Tensor, corruption: Corruption) -> tuple[Tensor, Tensor]:
         """Return the soft embeddings of passes without gradient, and the canvases to show in the last pass.
@@ -164,40 +171,41 @@ class Objective(nn.Module):
         The soft embeddings of the other examples are exact zeros, and their canvases those of the corruption.
 
         Zero logits would be wrong: their soft embedding is the mean of all embeddings. A recorded canvas gets one round
-        for every step before it, each conditioned by the one before, as in the run.
+        for every step before it. As in the run, each round is conditioned by its predecessor.
         """
         soft_KCH = torch.zeros_like(self.embed(corruption.noisy_KC))
         shown_KC = corruption.noisy_KC
         chosen = corruption.conditioned
         # A recorded example has one canvas, so the steps of canvases are those of examples.
         rounds_B = np.ones(batch.size) if corruption.steps_K is None else corruption.steps_K
-        number = 0
+        done = 0  # rounds
         while in_any_process(len(chosen) > 0, soft_KCH.device):
             if len(chosen):
-                taken = self._round(batch, chosen, number, text_SH, soft_KCH, corruption)
-                soft_KCH = soft_KCH.index_put((taken.canvas_R,), taken.expected_RCH)
+                result = self._round(batch, chosen, done, text_SH, soft_KCH, corruption)
+                soft_KCH = soft_KCH.index_put((result.canvas_R,), result.expected_RCH)
                 if corruption.next_step is not None:
-                    next_step = corruption.next_step.part(taken.canvas_R)
-                    next_RC = self.next_canvas(taken.hidden_RCH, taken.before_RC, next_step)
-                    shown_KC = shown_KC.index_put((taken.canvas_R,), next_RC)
+                    next_step = corruption.next_step.part(result.canvas_R)
+                    next_RC = self.next_canvas(result.hidden_RCH, result.before_RC, next_step)
+                    shown_KC = shown_KC.index_put((result.canvas_R,), next_RC)
             else:  # sharded weights are gathered layer by layer, in all processes at once: this one takes part
-                idle = self._round(batch, np.zeros(1, dtype=np.int64), number, text_SH, soft_KCH, corruption)
+                idle = self._round(batch, np.zeros(1, dtype=np.int64), done, text_SH, soft_KCH, corruption)
                 soft_KCH = soft_KCH + zero_from(idle.expected_RCH)
-            number += 1
-            chosen = chosen[rounds_B[chosen] > number]
+            done += 1
+            chosen = chosen[rounds_B[chosen] > done]
         return soft_KCH, shown_KC
 
     def _round(
-        self, batch: Batch, chosen: Ints, number: int, text_SH: Tensor, soft_KCH: Tensor, corruption: Corruption
+        self, batch: Batch, chosen: Ints, index: int, text_SH: Tensor, soft_KCH: Tensor, corruption: Corruption
     ) -> Round:
-        """Run the canvases of the chosen examples through the network, conditioned by the round before."""
+        """Run the canvases of the chosen examples through the network, conditioned by the previous round."""
         part, text_indices, canvas_indices = batch.layout.part(chosen)
-        text_R, canvas_R = (send(torch.from_numpy(index), text_SH.device) for index in (text_indices, canvas_indices))
-        before_RC = corruption.canvases_before(number)[canvas_R]
+        text_R = send(torch.from_numpy(text_indices), text_SH.device)
+        canvas_R = send(torch.from_numpy(canvas_indices), text_SH.device)
+        before_RC = corruption.canvases_before(index)[canvas_R]
         with torch.no_grad():
             _, hidden_RCH, _ = self.hidden(part, text_SH[text_R], self.embed(before_RC), soft_KCH[canvas_R])
         temperature: float | Tensor = 1.0
-        temperature_K = corruption.temperatures(number)
+        temperature_K = corruption.temperatures(index)
         if temperature_K is not None:
             temperature = temperature_K[canvas_R][:, None].expand(hidden_RCH.shape[:2])
         # As in the reference, gradients flow into the averaged embeddings, but not into the prediction.
@@ -232,15 +240,16 @@ class Objective(nn.Module):
 
         The temperature is one number, or one per token. With `fixed`, no gradient flows into the prediction.
         """
-        chunks = hidden.flatten(0, -2).split(chunk_rows(self.model.head))
-        of_chunks: Sequence[float | Tensor] = (
-            [temperature] * len(chunks)
-            if isinstance(temperature, float)
-            else (temperature.flatten()[:, None].split(chunk_rows(self.model.head)))
-        )
+        rows = chunk_rows(self.model.head)
+        chunks = hidden.flatten(0, -2).split(rows)
+        temperatures: Sequence[float | Tensor]  # one per chunk
+        if isinstance(temperature, float):
+            temperatures = [temperature] * len(chunks)
+        else:
+            temperatures = temperature.flatten()[:, None].split(rows)
         expected = [
             checkpoint(self._expected, hidden_RH, of_chunk, fixed, use_reentrant=False)
-            for hidden_RH, of_chunk in zip(chunks, of_chunks, strict=True)
+            for hidden_RH, of_chunk in zip(chunks, temperatures, strict=True)
         ]
         return torch.cat(expected).view(hidden.shape)
 
@@ -250,7 +259,8 @@ class Objective(nn.Module):
     def _predict(self, hidden_RH: Tensor, temperature: float | Tensor, fixed: bool) -> Tensor:
         """Return the probabilities [R, V] of all tokens."""
         logits_RV = self.model.logits(hidden_RH) / temperature
-        logits_RV = logits_RV.detach() if fixed else logits_RV
+        if fixed:
+            logits_RV = logits_RV.detach()
         return logits_RV.softmax(-1, dtype=torch.float32).to(self.model.dtype)
 
     # --- losses -------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from gesso.train.defaults import (
     parameter_count,
 )
 from gesso.train.files import SUFFIXES
-from gesso.train.image_rows import ImageReader
+from gesso.train.image_rows import RowImageReader
 from gesso.train.learned import has_prompt
 from gesso.train.memory import Forecast, forecast
 from gesso.train.reading import TOO_LONG
@@ -56,7 +56,8 @@ CANVASES = 4  # of an example at most, drawn anew each time
 CANVAS_MULTIPLE = 4  # tokens
 BEFORE = 8  # tokens before a canvas in a section of a text, at least
 
-WARMUP, MOST_WARMUP = 0.1, 100  # share of the steps, and steps
+WARMUP = 0.1  # share of the steps
+MOST_WARMUP = 100  # steps
 LARGE_ON_CPU = 4 * 10**9  # parameters from which on a CPU keeps bfloat16 weights: 8 GB
 LISTED = 5  # rejected rows that are named
 
@@ -103,13 +104,13 @@ class Plan:
         recipe, run = self.recipe, self.recipe.run
         lora = recipe.lora
         assert isinstance(lora, LoraSettings)
-        held = f"{self.held_out} held out" if self.held_out else "none held out"
+        held_out = f"{self.held_out or 'none'} held out"
         weights = recipe.model.quantize or recipe.model.dtype
         recomputed = ", activations recomputed" if run.checkpoint_activations else ""
         accumulated = f" in {run.accumulate} batches" if run.accumulate > 1 else ""
         canvas = recipe.objective.canvas_lengths[0]
         lines = [
-            f"data     {self.rows:,} rows to train on, {held}; longest {self.longest:,} tokens",
+            f"data     {self.rows:,} rows to train on, {held_out}; longest {self.longest:,} tokens",
             f"model    {recipe.model.path or BASE}, {weights}{recomputed}",
             f"adapter  rank {lora.rank}, alpha {lora.alpha:g}, on {', '.join(lora.targets)}",
             f"steps    {run.steps:,} of {run.batch_size * run.accumulate} rows{accumulated}, {self.epochs:.3g} epochs, "
@@ -142,25 +143,29 @@ def make_plan(given: Given, device: str, *, check: bool = False) -> Plan:
     directory = find_directory(given.model)
     config = Config.from_directory(directory)
     generation = GenerationDefaults.from_directory(directory, config)
-    tokenizer, eos = Tokenizer.from_directory(directory), generation.eos_token_ids[0]
+    tokenizer = Tokenizer.from_directory(directory)
+    eos = generation.eos_token_ids[0]
     limit = given.max_length or min(LIMIT, config.max_position_embeddings)
     # Texts may be longer: they are cut. Other rows that are longer are rejected, and skipped.
     sections = tokenizer.bos_id is not None
     settings = DataSettings(
         files=given.data, max_length=limit, on_bad_row="skip", seed=given.seed, cut=sections, pack=True
     )
-    dataset = Dataset(settings, tokenizer, eos, ImageReader.of(open_source(directory), tokenizer))
+    dataset = Dataset(settings, tokenizer, eos, RowImageReader.of(open_source(directory), tokenizer))
     if not (check and dataset.good):
         _check_usable(dataset)
-    longest, cut = max(dataset.lengths), sum(length > limit for length in dataset.lengths)
+    longest = max(dataset.lengths)
+    cut = sum(length > limit for length in dataset.lengths)
     count = parameter_count(config)
     defaults = defaults_of(count)
-    own = () if given.held_out == (NONE,) else given.held_out
-    held: list[Example] = []
+    held_out_files = () if given.held_out == (NONE,) else given.held_out
+    held_out_examples: list[Example] = []
     by_heart = learns_by_heart(count, dataset.entries) and all(map(has_prompt, _examples(dataset)))
-    if own or (not given.held_out and not by_heart and held_out.choose(dataset)):
-        held = held_out.split(dataset, HeldOutSettings(every=1, files=own), tokenizer, eos)
-    longest = max(longest, *(len(example.tokens) for example in held), 2)
+    chooses_rows = not given.held_out and not by_heart
+    if held_out_files or (chooses_rows and held_out.choose(dataset)):
+        held_out_settings = HeldOutSettings(every=1, files=held_out_files)
+        held_out_examples = held_out.split(dataset, held_out_settings, tokenizer, eos)
+    longest = max(longest, *(len(example.tokens) for example in held_out_examples), 2)
     too_long = cut or any(row.reason.startswith(TOO_LONG) for row in dataset.rejected)
     settings = replace(settings, max_length=limit if too_long else longest, cut=cut > 0)
     rows = dataset.entries
@@ -203,12 +208,14 @@ def make_plan(given: Given, device: str, *, check: bool = False) -> Plan:
             log=given.log,
         ),
         lora=lora,
-        held_out=HeldOutSettings(every=every, files=own, patience=given.patience) if held else None,
+        held_out=(
+            HeldOutSettings(every=every, files=held_out_files, patience=given.patience) if held_out_examples else None
+        ),
     )
     return Plan(
         recipe=recipe,
         rows=rows,
-        held_out=len(held),
+        held_out=len(held_out_examples),
         longest=longest,
         rejected=tuple(dataset.rejected),
         cut=cut,

@@ -12,7 +12,7 @@ from rich.text import Text
 from gesso.memory.device import used_bytes
 from gesso.printable import printable
 from gesso.progress import Progress
-from gesso.train.held_out import KEY, Sample
+from gesso.train.held_out import KEY, HeldOutSample
 
 SHOWN = 200  # characters of a prompt, its end, and of an answer, its beginning
 
@@ -50,7 +50,7 @@ class TrainingProgress:
             parts.append(f"{memory / 1e9:.1f} GB")
         return " · ".join(parts)
 
-    def samples(self, samples: Sequence[Sample]) -> None:
+    def samples(self, samples: Sequence[HeldOutSample]) -> None:
         if not self.progress.visible:
             return
         console = self.progress.live.console if self.progress.live else _plain()

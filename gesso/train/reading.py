@@ -14,7 +14,7 @@ from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
 from gesso.images.image import Image
 from gesso.train import files
-from gesso.train.image_rows import ImageReader, place_images, read_row_images
+from gesso.train.image_rows import RowImageReader, place_images, read_row_images
 from gesso.train.recipe import DataSettings
 from gesso.train.rows import Span, format_of, parse, tokenise, with_messages
 
@@ -24,7 +24,7 @@ CHUNK = 256  # rows given to a process at a time
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingRow:
     """A row that can be trained on."""
 
     is_text: bool
@@ -35,13 +35,14 @@ class Row:
     starts: tuple[int, ...]  # of the soft tokens of each image
 
 
-Read = Row | str  # a string is the reason for a rejection
+Read = TrainingRow | str  # a string is the reason for a rejection
 
-_reader: tuple[DataSettings, Tokenizer, int, ImageReader | None] | None = None  # inherited by forked reader processes
+# Inherited by forked reader processes.
+_reader: tuple[DataSettings, Tokenizer, int, RowImageReader | None] | None = None
 
 
 def read_rows(
-    settings: DataSettings, tokenizer: Tokenizer, eos: int, images: ImageReader | None = None
+    settings: DataSettings, tokenizer: Tokenizer, eos: int, images: RowImageReader | None = None
 ) -> Iterator[tuple[int, int, Read]]:
     """Yield the index of the file, the line and the result for every row, in order."""
     global _reader
@@ -84,7 +85,7 @@ def _read_chunk(raws: list[tuple[str, bytes]]) -> list[Read]:
 
 
 def _read(
-    raw: bytes, file: str, settings: DataSettings, tokenizer: Tokenizer, eos: int, reader: ImageReader | None
+    raw: bytes, file: str, settings: DataSettings, tokenizer: Tokenizer, eos: int, reader: RowImageReader | None
 ) -> Read:
     try:
         row = parse(raw)
@@ -100,4 +101,11 @@ def _read(
             raise InputError(f"{TOO_LONG}: {len(tokens):,} tokens, max_length is {settings.max_length:,}")
     except InputError as error:
         return str(error)
-    return Row(is_text, array("i", tokens), tuple(spans), context_only, images, tuple(starts))
+    return TrainingRow(
+        is_text=is_text,
+        tokens=array("i", tokens),
+        spans=tuple(spans),
+        context_only=context_only,
+        images=images,
+        starts=tuple(starts),
+    )

@@ -265,12 +265,17 @@ def load(path: Path) -> Recipe:
         "optimizer": OptimizerSettings,
         "run": RunSettings,
     }
-    known = {**required, "lora": LoraSettings, "eval": EvalSettings, "held_out": HeldOutSettings}
-    known["distill"] = DistillSettings
-    if unknown := set(raw) - set(known):
-        raise InputError(f"{path}: unknown sections {sorted(unknown)}; known are {', '.join(known)}")
+    kinds = {
+        **required,
+        "lora": LoraSettings,
+        "eval": EvalSettings,
+        "held_out": HeldOutSettings,
+        "distill": DistillSettings,
+    }
+    if unknown := set(raw) - set(kinds):
+        raise InputError(f"{path}: unknown sections {sorted(unknown)}; known are {', '.join(kinds)}")
     given = {**dict.fromkeys(required, {}), **raw}
-    sections = {name: _section(path, name, known[name], given[name]) for name in given}
+    sections = {name: _section(path, name, kinds[name], given[name]) for name in given}
     try:
         return Recipe(**sections)
     except InputError as error:
@@ -282,9 +287,9 @@ def _section(path: Path, name: str, kind: type[Any], given: Any) -> Any:
         raise InputError(f"{path}: [{name}] must be a section, got {given!r}")
     if name == "lora" and "from" in given:  # a keyword of Python, so no field of a dataclass can have this name
         return _continued(path, given)
-    known = [item.name for item in fields(kind)]
-    if unknown := set(given) - set(known):
-        raise InputError(f"{path}: [{name}] has unknown settings {sorted(unknown)}; known are {', '.join(known)}")
+    settings = [setting.name for setting in fields(kind)]
+    if unknown := set(given) - set(settings):
+        raise InputError(f"{path}: [{name}] has unknown settings {sorted(unknown)}; known are {', '.join(settings)}")
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     try:
         return kind(**values)

@@ -93,10 +93,10 @@ def format_of(row: dict[str, Any]) -> str:
             raise InputError(f"unknown key {key!r}: is {meant!r} meant?")
     formats = [name for name, keys in FORMATS.items() if row.keys() & set(keys) and name not in _repeated(row)]
     if len(formats) != 1:
-        found = ", ".join([key for key in FIELDS if key in row] or row) or "no key"
+        present = ", ".join([key for key in FIELDS if key in row] or row) or "no key"
         raise InputError(
             "expected either messages, or prompt and completion, or text, or conversations, or instruction and output; "
-            f"the row has {found}"
+            f"the row has {present}"
         )
     for key in FORMATS[formats[0]]:
         if key not in row and key != "tools":

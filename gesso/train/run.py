@@ -24,7 +24,7 @@ from gesso.train.data import Dataset, Example
 from gesso.train.defaults import learns_by_heart, parameter_count
 from gesso.train.distilled import Distilled
 from gesso.train.held_out import Answer, HeldOut, split
-from gesso.train.image_rows import ImageReader
+from gesso.train.image_rows import RowImageReader
 from gesso.train.learned import Learned, has_prompt, try_rows
 from gesso.train.memory import explained, forecast, limit_memory
 from gesso.train.processes import join_processes
@@ -135,9 +135,9 @@ def _source(recipe: Recipe, directory: Path, tokenizer: Tokenizer) -> MakeSource
     return partial(Distilled, recipe.distill, images=images) if recipe.distill else partial(Dataset, images=images)
 
 
-def _images(recipe: Recipe, directory: Path, tokenizer: Tokenizer) -> ImageReader | None:
+def _images(recipe: Recipe, directory: Path, tokenizer: Tokenizer) -> RowImageReader | None:
     """Return the reader of images in rows; None without a tower, which a model from scratch does not have either."""
-    return None if recipe.model.scratch else ImageReader.of(open_source(directory), tokenizer)
+    return None if recipe.model.scratch else RowImageReader.of(open_source(directory), tokenizer)
 
 
 def _model(recipe: Recipe, directory: Path, config: Config, device: torch.device) -> DiffusionGemma:

@@ -13,16 +13,19 @@ from torch.utils.checkpoint import checkpoint
 
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
-from gesso.train.batch import Batch
+from gesso.train.batch import Batch, BatchImage
 
 LIMIT = 4 * 10**9  # bytes of embeddings to keep; an image of 280 tokens has 1.6 MB in the 26B
 
 
 class Seeing:
+    """Embed the images of batches. Frozen towers have a cache, trained ones take gradients."""
+
     def __init__(self, model: DiffusionGemma, recompute: bool = False) -> None:
-        self.model, self.recompute = model, recompute
-        self.kept: OrderedDict[int, Tensor] = OrderedDict()  # by digest, the one used last at the end
-        self.kept_bytes = 0
+        self.model = model
+        self.recompute = recompute
+        self.cache: OrderedDict[int, Tensor] = OrderedDict()  # by digest, the last used at the end
+        self.cached_bytes = 0
 
     @property
     def trains(self) -> bool:
@@ -31,28 +34,13 @@ class Seeing:
 
     def soft_tokens(self, batch: Batch) -> Tensor | None:
         """Return the embeddings [S, H] of all images of a batch, in order; None if it has none."""
-        if not batch.seen:
+        if not batch.images:
             return None
         if self.model.vision is None or batch.pixels_PI is None:
             raise InputError("a batch has images, but the model has no vision tower; choose a checkpoint that has one")
-        pixels = batch.pixels_PI.split([one.rows * one.columns for one in batch.seen])
-        if self.trains:
-            return torch.cat(
-                [self._look(part, one.rows, one.columns) for part, one in zip(pixels, batch.seen, strict=True)]
-            )
-        found = []
-        for part, one in zip(pixels, batch.seen, strict=True):
-            if (kept := self.kept.get(one.digest)) is not None:
-                self.kept.move_to_end(one.digest)
-            else:
-                with torch.no_grad():
-                    kept = self.model.see(part, one.rows, one.columns).cpu()
-                self.kept[one.digest] = kept
-                self.kept_bytes += kept.nbytes
-                while self.kept_bytes > LIMIT and len(self.kept) > 1:
-                    self.kept_bytes -= self.kept.popitem(last=False)[1].nbytes
-            found.append(kept.to(self.model.device))
-        return torch.cat(found)
+        pixels = batch.pixels_PI.split([image.rows * image.columns for image in batch.images])
+        embed = self._trained_embedding if self.trains else self._cached_embedding
+        return torch.cat([embed(part_PI, image) for part_PI, image in zip(pixels, batch.images, strict=True)])
 
     def zero(self) -> Tensor | None:
         """Return a zero with a gradient for every trained weight of the tower: a batch may have no image."""
@@ -60,8 +48,21 @@ class Seeing:
             return None
         return 0.0 * torch.stack([p.float().sum() for p in self.model.vision.parameters() if p.requires_grad]).sum()
 
-    def _look(self, pixels_PI: Tensor, rows: int, columns: int) -> Tensor:
+    def _trained_embedding(self, pixels_PI: Tensor, image: BatchImage) -> Tensor:
         if not self.recompute:
-            return self.model.see(pixels_PI, rows, columns)
-        found: Tensor = checkpoint(self.model.see, pixels_PI, rows, columns, use_reentrant=False)
-        return found
+            return self.model.see(pixels_PI, image.rows, image.columns)
+        embedding_SH: Tensor = checkpoint(self.model.see, pixels_PI, image.rows, image.columns, use_reentrant=False)
+        return embedding_SH
+
+    @torch.no_grad()
+    def _cached_embedding(self, pixels_PI: Tensor, image: BatchImage) -> Tensor:
+        if image.digest in self.cache:
+            self.cache.move_to_end(image.digest)
+        else:
+            embedding_SH = self.model.see(pixels_PI, image.rows, image.columns).cpu()
+            self.cache[image.digest] = embedding_SH
+            self.cached_bytes += embedding_SH.nbytes
+            while self.cached_bytes > LIMIT and len(self.cache) > 1:
+                _, evicted_SH = self.cache.popitem(last=False)
+                self.cached_bytes -= evicted_SH.nbytes
+        return self.cache[image.digest].to(self.model.device)

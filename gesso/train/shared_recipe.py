@@ -12,7 +12,10 @@ from gesso.train.recipe_file import to_toml
 
 def shared_recipe(recipe: Recipe) -> str:
     """Return the recipe with the names of files and directories in place of their paths."""
-    path, lora, held_out, distill = recipe.model.path, recipe.lora, recipe.held_out, recipe.distill
+    path = recipe.model.path
+    lora = recipe.lora
+    held_out = recipe.held_out
+    distill = recipe.distill
     if isinstance(lora, ContinuedLora):
         lora = replace(lora, adapter=hub_base(lora.adapter) or Path(lora.adapter).name)
     if held_out is not None:

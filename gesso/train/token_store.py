@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gesso.errors import InputError
 from gesso.images.image import Image
 from gesso.train.image_store import ImageStore
-from gesso.train.reading import Row
+from gesso.train.reading import TrainingRow
 from gesso.train.rows import Span
 
 COUNTS = 3
@@ -53,7 +53,7 @@ class TokenStore:
         """The lengths of all rows in tokens."""
         return self._lengths
 
-    def append(self, row: Row) -> None:
+    def append(self, row: TrainingRow) -> None:
         numbers = [self.images.add(image) for image in row.images]
         values = array("i", (row.context_only, len(row.spans), len(row.images)))
         values.extend(chain.from_iterable(row.spans))

@@ -37,7 +37,7 @@ from gesso.model.transformer import DiffusionGemma
 from gesso.train import resuming, state
 from gesso.train.batch import Batch, collate, corrupt
 from gesso.train.compiling import announce_compilations
-from gesso.train.data import Dataset, Example, Source
+from gesso.train.data import BatchSource, Dataset, Example
 from gesso.train.held_out import HeldOut
 from gesso.train.inputs import fingerprints
 from gesso.train.metrics import MetricsLog, read_metrics
@@ -87,17 +87,23 @@ class Trainer:
         self,
         recipe: Recipe,
         model: DiffusionGemma,
-        data: Source,
+        data: BatchSource,
         source: Path,
         eos: int,
         score: Score | None = None,
         held_out: HeldOut | None = None,
         memory: int | None = None,
     ) -> None:
-        self.recipe, self.model, self.data, self.source, self.eos = recipe, model, data, source, eos
-        self.score, self.held_out = score, held_out
+        self.recipe = recipe
+        self.model = model
+        self.data = data
+        self.source = source
+        self.eos = eos
+        self.score = score
+        self.held_out = held_out
         self.memory = memory  # bytes that this process may use of its GPU
-        self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.out = Path(recipe.run.out).expanduser()
         if score is not None and self.world > 1:
             raise InputError("[eval] runs in one process only; remove [eval] from the recipe, or run without torchrun")
@@ -120,7 +126,9 @@ class Trainer:
         self.optimizers = make_optimizers(self.parameters, recipe.optimizer, self.fused)
         images = data.images.digests if isinstance(data, Dataset) else ()
         self.inputs = fingerprints(recipe, open_source(source), images)
-        self.step, self.stepped, self.clock = 0, False, 0.0
+        self.step = 0
+        self.stepped = False  # whether this process has taken a step
+        self.clock = 0.0  # when the current step began
         if recipe.run.compile:
             self.objective.compile_parts()
             if self.rank == 0:
@@ -163,18 +171,19 @@ class Trainer:
             pending.append(self._step([next(batches) for _ in range(run.accumulate)]))
             if self.memory is not None and not self.stepped:
                 keep_within(self.model.device, self.memory)  # now that the kernels are loaded
-            self.step, self.stepped = self.step + 1, True
+            self.step += 1
+            self.stepped = True
             if self.score and self.recipe.eval and self.step % self.recipe.eval.every == 0:
                 finish(keep=1)
                 pending[-1].read()  # wait for the step, so that the evaluation does not count as its time
                 began = time.perf_counter()
                 pending[-1].scores.update(self.score(self.model))
-                self.clock += time.perf_counter() - began
+                self.clock += time.perf_counter() - began  # not part of the step
             evaluates = held_out is not None and held_out.is_due(self.step)
             if held_out and evaluates:
-                begun = time.perf_counter()
+                began = time.perf_counter()
                 pending[-1].scores.update(held_out.evaluate(self.step, self.objective))
-                self.clock += time.perf_counter() - begun  # not part of the step
+                self.clock += time.perf_counter() - began  # not part of the step
             out_of_time = in_any_process(time.monotonic() > deadline, self.model.device)
             saves = self.step % run.save_every == 0 or self.step == run.steps or out_of_time or evaluates
             finish(keep=1 if self.fused and not saves else 0)  # launch the next step before reading this one's values
@@ -194,9 +203,12 @@ class Trainer:
 
     def _batches(self) -> Iterator[Prepared]:
         """Return the batches from the next step on. Workers prepare them ahead, in the same order."""
-        run, config, objective, lengths = self.recipe.run, self.model.config, self.recipe.objective, self._lengths
+        run = self.recipe.run
+        config = self.model.config
+        objective = self.recipe.objective
+        lengths = self._lengths
 
-        def make(first: int, stride: int) -> Iterator[Prepared]:
+        def prepared(first: int, stride: int) -> Iterator[Prepared]:
             for number, examples in self._examples(first, stride):
                 yield number, collate(
                     examples, canvas_length=lengths[number % len(lengths)], per_example=objective.per_example,
@@ -206,7 +218,7 @@ class Trainer:
                     conditioning=objective.self_conditioning, bidirectional_images=config.bidirectional_images,
                 )  # fmt: skip
 
-        stream = BatchStream(make, self.step * run.accumulate)
+        stream = BatchStream(prepared, self.step * run.accumulate)
         pinned = self.model.device.type == "cuda"
         loader = DataLoader(stream, batch_size=None, num_workers=run.workers, pin_memory=pinned)
         return iter(loader if run.workers else stream)
@@ -231,17 +243,20 @@ class Trainer:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
-        sums, tokens = torch.zeros(3, device=self.model.device), 0
+        sums = torch.zeros(3, device=self.model.device)
+        tokens = 0
         for number, batch in batches:
-            losses, counted = self._losses(batch, number)
+            losses, batch_tokens = self._losses(batch, number)
             # The mean over all examples of the step. FSDP averages gradients over the processes.
             (losses.total_B.sum() * self.world / (run.batch_size * run.accumulate)).backward()
             parts = [losses.total_B, losses.decoder_B, losses.encoder_B]
             sums += torch.stack([part.detach().float().sum() for part in parts])
-            tokens += counted
+            tokens += batch_tokens
         norm = torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), settings.clip)
         values = torch.stack([*sums, state.full(norm)])
-        pending = PendingStep(self.step, [number for number, _ in batches], rate, tokens, values)
+        pending = PendingStep(
+            step=self.step, batches=[number for number, _ in batches], rate=rate, tokens=tokens, values=values
+        )
         if not self.fused:
             self._check_finite(pending)
         for optimizer in self.optimizers:
@@ -256,7 +271,9 @@ class Trainer:
 
     def _losses(self, batch: Batch, number: int) -> tuple[Losses, int]:
         """Return the losses of a batch and its number of tokens."""
-        run, objective, device = self.recipe.run, self.recipe.objective, self.model.device
+        run = self.recipe.run
+        objective = self.recipe.objective
+        device = self.model.device
         tokens = int(batch.valid_S.sum()) + batch.clean_KC.numel()
         batch = batch.to(device)
         noise = corrupt(
@@ -270,7 +287,8 @@ class Trainer:
         """Wait for a step and return its metrics."""
         if self.fused:
             self._check_finite(pending)
-        values, tokens = pending.values, float(pending.tokens)
+        values = pending.values
+        tokens = float(pending.tokens)
         if self.world > 1:
             values = torch.cat([values[:3], values.new_tensor([tokens])])
             dist.all_reduce(values)
@@ -278,7 +296,8 @@ class Trainer:
         examples = self.recipe.run.batch_size * self.recipe.run.accumulate
         total, decoder, encoder = values[:3].tolist()
         now = time.perf_counter()
-        seconds, self.clock = now - self.clock, now
+        seconds = now - self.clock
+        self.clock = now
         return {
             "step": pending.step + 1, "loss": total / examples, "decoder": decoder / examples,
             "encoder": encoder / examples, "lr": pending.rate, "gradient": pending.values[3].item(),
@@ -352,9 +371,10 @@ class Trainer:
     def _trained_config(self) -> Config:
         """Return the model's configuration, with the canvas length of the training if there was only one.
 
-        Recorded canvases may be short because the answers are: the model keeps its own length.
+        Recorded canvases may be short because the answers are short, so they do not change the length.
         """
-        config, lengths = self.model.config, set(self._lengths)
+        config = self.model.config
+        lengths = set(self._lengths)
         if len(lengths) > 1 or self.recipe.distill:
             return config
         (length,) = lengths

@@ -62,8 +62,8 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One canvas of a run."""
+class RecordedCanvas:
+    """One canvas of a recorded run."""
 
     before: Ints
     text: Ints
@@ -76,7 +76,7 @@ def shard_path(directory: Path, number: int) -> Path:
     return directory / f"{number:05}{SUFFIX}"
 
 
-def write_shard(path: Path, entries: Sequence[Entry], canvas_length: int) -> None:
+def write_shard(path: Path, entries: Sequence[RecordedCanvas], canvas_length: int) -> None:
     """Write a shard, which gets its name when it is complete."""
     parts: dict[str, list[Ints]] = {
         "before": [entry.before for entry in entries],
@@ -87,7 +87,7 @@ def write_shard(path: Path, entries: Sequence[Entry], canvas_length: int) -> Non
     tensors: dict[str, npt.NDArray[Any]] = {}
     for name, part in parts.items():
         tensors[name] = np.concatenate([np.zeros(empty[name], dtype=np.int32), *part])
-        tensors[f"{name}_end"] = np.cumsum([len(one) for one in part], dtype=np.int64)
+        tensors[f"{name}_end"] = np.cumsum([len(values) for values in part], dtype=np.int64)
     temperatures = [entry.trajectory.temperature_N for entry in entries]
     tensors["temperature"] = np.concatenate([np.zeros(0, dtype=np.float32), *temperatures]).astype(np.float32)
     tensors["run"] = np.array([entry.run for entry in entries], dtype=np.int64)
@@ -118,7 +118,7 @@ class Trajectories:
     """The accepted entries of complete recordings, in memory. Rejected ones are not kept: they are never trained on."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[RecordedCanvas] = []
         lengths = {}
         for directory in directories:
             if (index := read_index(directory)) is None:
@@ -145,19 +145,27 @@ class Trajectories:
         return np.array([len(entry.before) + len(entry.text) for entry in self.entries], dtype=np.int64)
 
 
-def read_shard(path: Path) -> list[Entry]:
+def read_shard(path: Path) -> list[RecordedCanvas]:
     """Return the entries of a shard, rejected ones too."""
     tensors = load_file(path)
     starts = {name: np.concatenate([[0], tensors[f"{name}_end"]]) for name in RAGGED}
 
     def part(name: str, i: int) -> Ints:
-        found: Ints = tensors[name][starts[name][i] : starts[name][i + 1]]
-        return found
+        values: Ints = tensors[name][starts[name][i] : starts[name][i + 1]]
+        return values
 
     entries = []
     numbers = zip(tensors["run"].tolist(), tensors["accepted"].tolist(), strict=True)
     for i, (run, accepted) in enumerate(numbers):
         steps = slice(starts["canvas"][i], starts["canvas"][i + 1])
-        trajectory = Trajectory(part("canvas", i), tensors["temperature"][steps])
-        entries.append(Entry(part("before", i), part("text", i), trajectory, run, bool(accepted)))
+        trajectory = Trajectory(canvas_NC=part("canvas", i), temperature_N=tensors["temperature"][steps])
+        entries.append(
+            RecordedCanvas(
+                before=part("before", i),
+                text=part("text", i),
+                trajectory=trajectory,
+                run=run,
+                accepted=bool(accepted),
+            )
+        )
     return entries

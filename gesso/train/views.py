@@ -18,8 +18,9 @@ Tokens = npt.NDArray[np.int32]
 View = tuple[list[int], tuple[int, int]]  # tokens, and the span to train on
 
 FULL_CONTEXT = 0.5  # share of continuations with as much context as possible; the others start anywhere
-# A hole is one line with the first probability, several lines up to the second, and any run of tokens otherwise.
-ONE_LINE, SOME_LINES = 0.6, 0.85
+# A uniform number below the first makes the hole one line, below the second several lines, otherwise any run of tokens.
+ONE_LINE = 0.6
+SOME_LINES = 0.85
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,8 @@ class Viewer:
     def create(cls, tokenizer: Tokenizer, eos: int, max_length: int, infill: float) -> "Viewer":
         if tokenizer.bos_id is None:
             raise InputError("data.cut and data.infill need a tokenizer with a bos token")
-        fill = tuple(token for mark in FILL if (token := tokenizer.id_of(mark)) is not None)
+        mark_ids = map(tokenizer.id_of, FILL)
+        fill = tuple(token for token in mark_ids if token is not None)
         if infill and len(fill) < len(FILL):
             raise InputError(f"data.infill needs a tokenizer that has {', '.join(FILL)}")
         pieces = tokenizer.pieces(range(tokenizer.vocab_size))
@@ -77,15 +79,20 @@ class Viewer:
         if not len(full):
             return None
         line = int(full[int(rng.random() * len(full))])
-        first, stop, kind = int(line_starts[line]), int(line_ends[line]), rng.random()
+        first = int(line_starts[line])
+        stop = int(line_ends[line])
+        kind = rng.random()
         if ONE_LINE <= kind < SOME_LINES:
-            more = np.flatnonzero(line_ends[line:] - first < canvas)
-            stop = int(line_ends[line + int(rng.random() * len(more))]) if len(more) else stop
+            fitting = np.flatnonzero(line_ends[line:] - first < canvas)  # lines from the first on
+            if len(fitting):
+                stop = int(line_ends[line + int(rng.random() * len(fitting))])
         elif kind >= SOME_LINES:
             first += int(rng.random() * (stop - first))
             stop = min(end, first + 1 + int(rng.random() * (canvas - 1)))
         stop = min(stop, first + canvas - 1)  # leave one position for the eos
         prefix, suffix, middle = self.fill
-        before, hole, after = (body[a:b].tolist() for a, b in ((begin, first), (first, stop), (stop, end)))
+        before = body[begin:first].tolist()
+        hole = body[first:stop].tolist()
+        after = body[stop:end].tolist()
         tokens = [self.bos, prefix, *before, suffix, *after, middle, *hole, self.eos]
         return tokens, (len(tokens) - len(hole) - 1, len(tokens))

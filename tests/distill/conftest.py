@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 import gesso
-from gesso.distill.prompts import Asked
+from gesso.distill.prompts import VerifiedRequest
 from gesso.distill.record import record
 from tests.tiny import make
 
@@ -22,7 +22,7 @@ class Words:
 
     def ask(self, g, index, options):
         request = g.request(f"word {chr(97 + index)}", seed=index, **options)
-        return Asked(request, lambda result: index % 2 == 0)
+        return VerifiedRequest(request, lambda result: index % 2 == 0)
 
     def rows(self):
         return ({"prompt": f"{i}: ", "completion": "yes"} for i in range(self.count))

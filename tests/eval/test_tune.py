@@ -15,7 +15,7 @@ from gesso.eval import OwnData, Sudoku
 from gesso.eval.evaluate import Evaluation, Outcome
 from gesso.eval.task import LOG_PROBABILITY, Item
 from gesso.eval.tune import report, run
-from gesso.eval.tune.grid import Candidate, candidates, changes
+from gesso.eval.tune.grid import SettingsCandidate, candidates, changes
 from gesso.eval.tune.judge import ByModel, ByTask
 from gesso.eval.tune.run import Tuner, Tuning, goal_of
 from gesso.presets import read_preset
@@ -36,7 +36,7 @@ def unwatched(name):
 def test_candidates_are_the_default_presets_and_a_grid_around_the_default():
     default = Diffusion(steps=24, entropy_bound=0.03, t_max=1.0, t_min=0.1)
     found = candidates(default)
-    assert found == candidates(default) and found[0] == Candidate("default", default)
+    assert found == candidates(default) and found[0] == SettingsCandidate("default", default)
     assert len({one.settings for one in found}) == len(found) == 13
     by_name = {one.name: one.settings for one in found}
     assert all(by_name[name] == PRESETS[name] for name in ("balanced", "fast", "laptop"))
@@ -121,7 +121,7 @@ def fake_tuning(judge, held_out: int = 500, items: int = 64, **options) -> Tunin
         name="fake",
         goal=("exact",),
         tolerance=0.02,
-        candidates=[Candidate(f"steps {steps}", Diffusion(steps=steps)) for steps in judge.truth],
+        candidates=[SettingsCandidate(f"steps {steps}", Diffusion(steps=steps)) for steps in judge.truth],
         items=(items, held_out),
         seed=0,
     )
@@ -195,7 +195,7 @@ def test_items_on_both_sides_are_rejected():
         name="x",
         goal=("exact",),
         tolerance=0.02,
-        candidates=[Candidate("default", Diffusion())],
+        candidates=[SettingsCandidate("default", Diffusion())],
         items=(5, 5),
         seed=0,
     )
@@ -255,7 +255,7 @@ def quick(tiny, monkeypatch):
     return tiny
 
 
-FEW = [Candidate("default", Diffusion(steps=3)), Candidate("steps 1", Diffusion(steps=1))]
+FEW = [SettingsCandidate("default", Diffusion(steps=3)), SettingsCandidate("steps 1", Diffusion(steps=1))]
 
 
 def tuned(g, judge, items, held_out) -> Tuning:

@@ -15,7 +15,7 @@ from gesso.train.recipe import DistillSettings, load
 from gesso.train.run import eos_of, train
 from gesso.train.shared_recipe import shared_recipe
 from gesso.train.trajectories import (
-    Entry,
+    RecordedCanvas,
     Trajectories,
     Trajectory,
     read_shard,
@@ -176,7 +176,7 @@ def test_recordings_must_be_usable_together(recording, tmp_path):  # noqa: F811
     with pytest.raises(InputError, match="canvases of one length"):
         Trajectories([recording, other])
     trajectory = Trajectory(np.zeros((2, 8), np.int32), np.ones(2, np.float32))
-    write_shard(shard_path(other, 0), [Entry(np.int32([2]), np.int32([5, 1]), trajectory, 0, False)], 8)
+    write_shard(shard_path(other, 0), [RecordedCanvas(np.int32([2]), np.int32([5, 1]), trajectory, 0, False)], 8)
     with pytest.raises(InputError, match="accepted no run"):
         Trajectories([other])
 

@@ -16,7 +16,7 @@ from gesso.images.tokens import blocks
 from gesso.train import data_report
 from gesso.train.data import Dataset
 from gesso.train.held_out import choose, prompt_of, question
-from gesso.train.image_rows import ImageReader, place_images
+from gesso.train.image_rows import RowImageReader, place_images
 from gesso.train.recipe import DataSettings
 from tests.images.files import drawing, encoded
 from tests.tiny import make
@@ -30,7 +30,7 @@ def tokenizer(seeing_model):
 
 @pytest.fixture(scope="module")
 def reader(seeing_model, tokenizer):
-    return ImageReader.of(open_source(seeing_model), tokenizer)
+    return RowImageReader.of(open_source(seeing_model), tokenizer)
 
 
 def picture(seed=0, size=(60, 40)):
@@ -135,7 +135,7 @@ def test_rows_with_unusable_images_are_rejected_with_the_reason(tmp_path, tokeni
 def test_a_model_without_a_tower_rejects_images(tmp_path, tokenizer):
     (tmp_path / "a.png").write_bytes(picture())
     blind = make(tmp_path / "blind")
-    assert ImageReader.of(open_source(blind), Tokenizer.from_directory(blind)) is None
+    assert RowImageReader.of(open_source(blind), Tokenizer.from_directory(blind)) is None
     (rejected,) = dataset(tmp_path, [asked("a.png")], tokenizer, None).rejected
     assert "the model sees no images: its checkpoint has no vision tower" in rejected.reason
 

@@ -5,7 +5,7 @@ import re
 import torch
 
 from gesso import progress
-from gesso.train.held_out import Sample
+from gesso.train.held_out import HeldOutSample
 from gesso.train.progress import TrainingProgress
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def test_plain_lines_have_losses_speed_memory_and_time_left(capsys, monkeypatch)
 
 
 def test_samples_are_shown_on_one_line_each_without_control_characters(capsys):
-    sample = Sample(step=1, prompt="a\nb" + "c" * 300, answer="\x1b[2Jd\ne [bold]", expected="")
+    sample = HeldOutSample(step=1, prompt="a\nb" + "c" * 300, answer="\x1b[2Jd\ne [bold]", expected="")
     with TrainingProgress(20, CPU) as shown:
         shown.samples([sample])
     prompt, answer = capsys.readouterr().err.splitlines()
@@ -39,5 +39,5 @@ def test_samples_are_shown_on_one_line_each_without_control_characters(capsys):
 def test_nothing_is_shown_if_not_visible(capsys):
     with TrainingProgress(20, CPU, visible=False) as shown:
         shown.step(metrics(20, held_out=1.0))
-        shown.samples([Sample(step=1, prompt="a", answer="b", expected="c")])
+        shown.samples([HeldOutSample(step=1, prompt="a", answer="b", expected="c")])
     assert capsys.readouterr().err == ""

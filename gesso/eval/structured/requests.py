@@ -109,22 +109,26 @@ def make_tool(drawn: Draw, split: str, rng: random.Random) -> dict[str, Any]:
 def draw(split: str, rng: random.Random, sizes: range, language: Language = PLAIN) -> Draw:
     while True:
         domain = _record(split, rng) if rng.random() < RECORDS else rng.choice(DOMAINS)
-        said = rng.sample(domain.fields, min(rng.choice(sizes), len(domain.fields)))
-        asked = rng.sample(said, len(said) - (len(said) > 2 and rng.random() < 0.3))
-        keys = {field: rng.choice(field.keys) for field in asked}
+        stated = rng.sample(domain.fields, min(rng.choice(sizes), len(domain.fields)))  # in the request
+        omits_one = len(stated) > 2 and rng.random() < 0.3
+        required = rng.sample(stated, len(stated) - omits_one)  # by the schema
+        keys = {field: rng.choice(field.keys) for field in required}
         if split_of(" ".join(sorted(keys.values()))) == split:
             break
-    values = {field: _value(field.kind, split, rng, language.strings) for field in said}
-    schema, value = _object(), dict[str, Any]()
-    inner = [field for field in asked if field.keys[0] in domain.nested]
+    values = {field: _value(field.kind, split, rng, language.strings) for field in stated}
+    schema = _object()
+    value: dict[str, Any] = {}
+    inner = [field for field in required if field.keys[0] in domain.nested]
     nest = rng.choice(domain.nest) if len(inner) > 1 and rng.random() < 0.6 else ""
-    for field in asked:
-        at, into = schema, value
+    for field in required:
+        parent_schema = schema
+        parent_value = value
         if nest and field in inner:
-            at, into = _property(schema, nest, _object()), value.setdefault(nest, {})
-        _property(at, keys[field], _typed(field.kind, values[field], rng))
-        into[keys[field]] = values[field]
-    return Draw(domain, _request(domain, values, split, rng, language), schema, value)
+            parent_schema = _property(schema, nest, _object())
+            parent_value = value.setdefault(nest, {})
+        _property(parent_schema, keys[field], _typed(field.kind, values[field], rng))
+        parent_value[keys[field]] = values[field]
+    return Draw(domain=domain, request=_request(domain, values, split, rng, language), schema=schema, value=value)
 
 
 def _object() -> dict[str, Any]:
@@ -136,8 +140,8 @@ def _property(schema: dict[str, Any], key: str, of: dict[str, Any]) -> dict[str,
     if key not in schema["properties"]:
         schema["properties"][key] = of
         schema["required"].append(key)
-    found: dict[str, Any] = schema["properties"][key]
-    return found
+    property_schema: dict[str, Any] = schema["properties"][key]
+    return property_schema
 
 
 def _record(split: str, rng: random.Random) -> Domain:
@@ -169,7 +173,7 @@ def _value(kind: str, split: str, rng: random.Random, strings: Mapping[str, Make
 def _typed(kind: str, value: Any, rng: random.Random) -> dict[str, Any]:
     name, *words = kind.split()
     if name == "enum":
-        others = rng.sample([one for one in words if one != value], min(rng.randint(1, 3), len(words) - 1))
+        others = rng.sample([word for word in words if word != value], min(rng.randint(1, 3), len(words) - 1))
         return {"type": "string", "enum": rng.sample([value, *others], len(others) + 1)}
     if name == "list":
         return {"type": "array", "items": {"type": "string"}}
@@ -184,7 +188,8 @@ def _request(domain: Domain, values: Mapping[Field, Any], split: str, rng: rando
     joint = rng.choice((", ", ", ", ", ", "; ", " and " if plain else ", "))
     for n, field in enumerate(rng.sample(list(values), len(values))):
         generic = not field.says or rng.random() < GENERIC
-        first = ": " if generic else ", " if field.kind == "bool" else " "
+        own_wording = ", " if field.kind == "bool" else " "
+        first = ": " if generic else own_wording
         clause = _clause(field, values[field], generic, split, rng, language)
         text += (joint if n else first) + language.turn(clause, rng)
     return text + rng.choice((".", ".", ""))
@@ -195,8 +200,8 @@ def _clause(field: Field, value: Any, generic: bool, split: str, rng: random.Ran
     if field.kind == "bool":
         yes, no = rng.choice((language.switches if generic else field.says)[split]).split(" ~ ")
         return (yes if value else no).format(key=key)
-    said = " and ".join(", ".join(value).rsplit(", ", 1)) if isinstance(value, list) else str(value)
-    return rng.choice((language.frames if generic else field.says)[split]).format(said, key=key, value=said)
+    text = " and ".join(", ".join(value).rsplit(", ", 1)) if isinstance(value, list) else str(value)
+    return rng.choice((language.frames if generic else field.says)[split]).format(text, key=key, value=text)
 
 
 def message(role: str, content: str) -> dict[str, Any]:

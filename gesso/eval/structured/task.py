@@ -39,17 +39,18 @@ class Structured:
         """Return `fields` (all fields correct, no others), `valid` (matches the schema or the parameters of a declared
         tool) and `share` (of correct fields; 0 if another tool is called).
         """
-        name, found = _read(item, output)
+        name, answer = _read(item, output)
         schema = item.meta["schema"] if "schema" in item.meta else _parameters(item).get(name)
-        if found is None or schema is None:
+        if answer is None or schema is None:
             return dict.fromkeys(self.scores, 0.0)
         right_tool = name == item.meta.get("call", "")
-        wanted, got = (dict(_leaves(value)) for value in (item.meta["value"], found))
-        right = sum(path in got and _same(value, got[path]) for path, value in wanted.items())
+        expected_fields = dict(_leaves(item.meta["value"]))
+        fields = dict(_leaves(answer))
+        right = sum(path in fields and _same(value, fields[path]) for path, value in expected_fields.items())
         return {
-            "fields": float(right_tool and right == len(wanted) == len(got)),
-            "valid": float(satisfies(found, schema)),
-            "share": right_tool * right / len(wanted.keys() | got.keys()),
+            "fields": float(right_tool and right == len(expected_fields) == len(fields)),
+            "valid": float(satisfies(answer, schema)),
+            "share": right_tool * right / len(expected_fields.keys() | fields.keys()),
         }
 
 
@@ -71,9 +72,10 @@ def _parameters(item: Item) -> dict[str, dict[str, Any]]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) != len(pairs):
+    value = dict(pairs)
+    if len(value) != len(pairs):
         raise ValueError("a key occurs twice")
-    return found
+    return value
 
 
 def _refuse(literal: str) -> None:
@@ -90,7 +92,7 @@ def satisfies(value: Any, schema: Mapping[str, Any]) -> bool:
             and all(satisfies(value[key], inner) for key, inner in properties if key in value)
         )
     if kind == "array":
-        return isinstance(value, list) and all(satisfies(one, schema["items"]) for one in value)
+        return isinstance(value, list) and all(satisfies(item, schema["items"]) for item in value)
     if kind == "string":
         return isinstance(value, str) and value in schema.get("enum", (value,))
     if kind == "boolean" or isinstance(value, bool):  # bool is a subclass of int

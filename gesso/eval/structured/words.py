@@ -38,8 +38,8 @@ def made_up(split: str, rng: random.Random) -> str:
 def word(group: str, split: str, rng: random.Random) -> str:
     if rng.random() >= MADE_UP:
         return rng.choice(known(group, split))
-    made = made_up(split, rng)
-    return made.capitalize() if group in ("first", "last", "city") else made
+    invented = made_up(split, rng)
+    return invented.capitalize() if group in ("first", "last", "city") else invented
 
 
 Make = Callable[[str, random.Random], str]
@@ -52,9 +52,11 @@ def _title(split: str, rng: random.Random) -> str:
 
 
 def _file(split: str, rng: random.Random) -> str:
-    noun, adj, ending = word("noun", split, rng), word("adj", split, rng), rng.choice(("txt", "csv", "png", "pdf"))
-    return rng.choice((f"{noun}.{ending}", f"{adj}_{noun}.{ending}", f"{noun}/{adj}.{ending}", f"{noun}{{}}.{ending}")
-                      ).format(rng.randint(1, 99))  # fmt: skip
+    noun = word("noun", split, rng)
+    adj = word("adj", split, rng)
+    ending = rng.choice(("txt", "csv", "png", "pdf"))
+    forms = (f"{noun}.{ending}", f"{adj}_{noun}.{ending}", f"{noun}/{adj}.{ending}", f"{noun}{{}}.{ending}")
+    return rng.choice(forms).format(rng.randint(1, 99))
 
 
 def _email(split: str, rng: random.Random) -> str:

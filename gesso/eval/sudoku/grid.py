@@ -36,12 +36,12 @@ FEWEST_CLUES = 20
 
 def solutions(grid: str, limit: int = 2, rng: random.Random | None = None) -> list[str]:
     """Return up to `limit` solutions; two show that a grid is ambiguous. `rng` shuffles their order."""
-    found: list[str] = []
+    grids: list[str] = []
     for planes in _search(*_board(grid), rng):
-        found.append(_text(planes))
-        if len(found) == limit:
+        grids.append(_text(planes))
+        if len(grids) == limit:
             break
-    return found
+    return grids
 
 
 def _board(grid: str) -> tuple[list[int], int]:
@@ -77,24 +77,25 @@ def _search(planes: list[int], done: int, rng: random.Random | None = None) -> I
 
 def _done(planes: list[int]) -> int:
     """Return the mask of the cells with one candidate. After `_settle`, their peers no longer have it."""
-    one = two = 0
+    at_least_one = at_least_two = 0  # masks of the cells with that many candidates
     for plane in planes:
-        two |= one & plane
-        one |= plane
-    return one & ~two
+        at_least_two |= at_least_one & plane
+        at_least_one |= plane
+    return at_least_one & ~at_least_two
 
 
 def _settle(planes: list[int], done: int) -> list[tuple[int, int]] | None:
     """Apply forced moves in place. Return guesses at the most constrained place: [] if solved, None if impossible."""
     while True:
-        one = two = three = 0
+        # Masks of the cells with that many candidates.
+        at_least_one = at_least_two = at_least_three = 0
         for plane in planes:
-            three |= two & plane
-            two |= one & plane
-            one |= plane
-        if one != FULL:
+            at_least_three |= at_least_two & plane
+            at_least_two |= at_least_one & plane
+            at_least_one |= plane
+        if at_least_one != FULL:
             return None
-        if singles := one & ~two & ~done:
+        if singles := at_least_one & ~at_least_two & ~done:
             for d in range(9):
                 left = planes[d] & singles
                 while left:
@@ -122,7 +123,7 @@ def _settle(planes: list[int], done: int) -> list[tuple[int, int]] | None:
                     pair = [(d, spots ^ rest), (d, rest)]
         if placed:
             continue
-        if cells := two & ~three:
+        if cells := at_least_two & ~at_least_three:
             bit = cells & -cells
         elif pair:
             return pair
@@ -143,11 +144,11 @@ def parse_puzzle(text: str) -> tuple[str, str]:
             if len(cells := [cell for cell in unit if grid[cell] == digit]) > 1:
                 where = " and ".join(f"row {cell // 9 + 1} column {cell % 9 + 1}" for cell in cells)
                 raise InputError(f"contradictory clues: {digit} occurs more than once in {name} ({where})")
-    found = solutions(grid)
-    if len(found) != 1:
-        problem = "several solutions; add clues" if found else "no solution; check the clues"
+    solved = solutions(grid)
+    if len(solved) != 1:
+        problem = "several solutions; add clues" if solved else "no solution; check the clues"
         raise InputError(f"this Sudoku has {problem}")
-    return grid, found[0]
+    return grid, solved[0]
 
 
 def is_valid(grid: str) -> bool:
@@ -246,22 +247,28 @@ def kinship(solution: str) -> str:
     permuting columns leaves it unchanged, and exchanging the rows inverts it. Sorting removes the order of rows and
     bands; a transposition swaps the two halves of the key.
     """
+    return " ".join(sorted((_kinship_of_lines(solution, ROWS), _kinship_of_lines(solution, COLUMNS))))
 
-    def cycles(a: list[int], b: list[int]) -> str:
-        to = {solution[i]: solution[j] for i, j in zip(a, b, strict=True)}
-        lengths = []
-        while to:
-            start = digit = min(to)
-            length = 0
-            while True:
-                digit, length = to.pop(digit), length + 1
-                if digit == start:
-                    break
-            lengths.append(length)
-        return "".join(map(str, sorted(lengths)))
 
-    def half(lines: list[list[int]]) -> str:
-        bands = [lines[i : i + 3] for i in (0, 3, 6)]
-        return "/".join(sorted(",".join(sorted((cycles(a, b), cycles(b, c), cycles(a, c)))) for a, b, c in bands))
+def _kinship_of_lines(solution: str, lines: list[list[int]]) -> str:
+    """Return the half of the key that belongs to the rows, or to the columns."""
+    keys = []
+    for first in (0, 3, 6):
+        a, b, c = lines[first : first + 3]
+        cycles = (_cycle_lengths(solution, a, b), _cycle_lengths(solution, b, c), _cycle_lengths(solution, a, c))
+        keys.append(",".join(sorted(cycles)))
+    return "/".join(sorted(keys))
 
-    return " ".join(sorted((half(ROWS), half(COLUMNS))))
+
+def _cycle_lengths(solution: str, line: list[int], other: list[int]) -> str:
+    """Return the cycle lengths, sorted, of the permutation that maps the digits of a line to those of another."""
+    following = {solution[i]: solution[j] for i, j in zip(line, other, strict=True)}
+    lengths = []
+    while following:
+        digit = min(following)
+        length = 0
+        while digit in following:
+            digit = following.pop(digit)
+            length += 1
+        lengths.append(length)
+    return "".join(map(str, sorted(lengths)))

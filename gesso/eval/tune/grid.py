@@ -15,14 +15,14 @@ CONFIDENCE = 4
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SettingsCandidate:
     """Settings to try, and how they differ from the default."""
 
     name: str
     settings: Diffusion
 
 
-def candidates(default: Diffusion, *, canvases_only: bool = False) -> list[Candidate]:
+def candidates(default: Diffusion, *, canvases_only: bool = False) -> list[SettingsCandidate]:
     """Return different settings, the checkpoint's `default` first.
 
     With `canvases_only`, settings that decide token by token are left out.
@@ -31,7 +31,7 @@ def candidates(default: Diffusion, *, canvases_only: bool = False) -> list[Candi
     for name, settings in _grid(default):
         if not (canvases_only and settings.by_token):
             names.setdefault(settings, name)
-    return [Candidate(name, settings) for settings, name in names.items()]
+    return [SettingsCandidate(name, settings) for settings, name in names.items()]
 
 
 def _grid(default: Diffusion) -> Iterator[tuple[str, Diffusion]]:

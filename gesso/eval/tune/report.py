@@ -18,9 +18,10 @@ ENDED = {"time": "The time ended before everything was measured.", "interrupt": 
 
 def line(trial: Trial) -> str:
     """Return passes and scores of a candidate, and their differences to the default, on one line."""
-    found, change = trial.evaluation, trial.change
-    cells = [f"{found.denoising_steps.mean:.1f} passes{_saved(change.passes_ratio)}"]
-    for name, score in found.scores.items():
+    evaluation = trial.evaluation
+    change = trial.change
+    cells = [f"{evaluation.denoising_steps.mean:.1f} passes{_saved(change.passes_ratio)}"]
+    for name, score in evaluation.scores.items():
         mean = f"{score.mean:.3f}" if name == LOG_PROBABILITY else f"{POINT * score.mean:.1f} %"
         cells.append(f"{name} {mean}{_difference(change.scores[name], name)}")
     return f"{trial.candidate.name}: {'; '.join(cells)}"
@@ -112,7 +113,7 @@ def plot(tuning: Tuning) -> str:
     for trial in tuning.trials:
         score = trial.evaluation.scores[shown]
         passes = round(trial.evaluation.denoising_steps.mean, 1)
-        points.append(Point(passes, score.mean, score.low, score.high, trial.candidate.name))
+        points.append(Point(x=passes, y=score.mean, low=score.low, high=score.high, note=trial.candidate.name))
     return svg(
         [Series("default", points[:1], False), Series("others", points[1:], False)],
         title=f"{tuning.name}: {shown} against passes",

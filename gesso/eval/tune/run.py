@@ -12,7 +12,7 @@ from gesso.errors import InputError
 from gesso.eval.evaluate import Evaluation
 from gesso.eval.paired import Comparison, Run, compare
 from gesso.eval.task import LOG_PROBABILITY, Item
-from gesso.eval.tune.grid import Candidate
+from gesso.eval.tune.grid import SettingsCandidate
 from gesso.eval.tune.judge import Judge, Progress
 from gesso.settings import Diffusion
 
@@ -33,7 +33,7 @@ class _OutOfTime(Exception):
 class Trial:
     """The answers of a candidate, and their difference to those of the default."""
 
-    candidate: Candidate
+    candidate: SettingsCandidate
     evaluation: Evaluation
     change: Comparison
 
@@ -45,7 +45,7 @@ class Tuning:
     name: str
     goal: tuple[str, ...]  # the scores that must not fall
     tolerance: float
-    candidates: Sequence[Candidate]  # to try; the first is the default
+    candidates: Sequence[SettingsCandidate]  # to try; the first is the default
     items: tuple[int, int]  # tuning and held-out items that there were
     seed: int
     trials: list[Trial] = field(default_factory=list)  # on the tuning items, of the default first
@@ -145,7 +145,9 @@ class Tuner:
                 tuning.ended = "time" if isinstance(end, _OutOfTime) else "interrupt"
         tuning.seconds = time.monotonic() - start
 
-    def _try(self, candidate: Candidate, items: Sequence[Item], default: Sequence[Trial], until: float) -> Trial:
+    def _try(
+        self, candidate: SettingsCandidate, items: Sequence[Item], default: Sequence[Trial], until: float
+    ) -> Trial:
         """Answer items with some settings, and compare them with those of the default, if it has already answered."""
         with self.watch(f"{candidate.name}, {len(items)} items") as show:
 
