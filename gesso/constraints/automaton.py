@@ -22,7 +22,7 @@ from gesso.constraints.budget import (
     at_most,
     check_time,
     give_way_to_passes,
-    held,
+    holding,
     may_pause,
     pause_if_over,
 )
@@ -35,21 +35,22 @@ from gesso.errors import InputError
 # END: the text has ended. FREE: every text matches from here on.
 DEAD, END, FREE, START = range(4)
 UNSATISFIABLE = "no text can satisfy this constraint; relax it"
-STAY = 256  # a pseudo-byte that keeps the state, so that words of different length can be walked side by side
+STAY = 256  # a pseudo-byte that keeps the state, so that words of different length can be walked together
 PLAIN = b" 0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"  # the bytes of most words
-MANY = 4096  # states; with more, arrays get room for all: to copy them takes long, and unused room takes no memory
-PAUSING_SECONDS = 0.004  # of CPU time for a row in a block of `pausing`; a slower one is made by the thread
+MANY = 4096  # states; beyond it, arrays are allocated for all: copies take long, and unused pages take no memory
+PAUSING_SECONDS = 0.004  # of CPU time for a row inside `pausing`; the thread computes slower ones
 _NATURAL = sum(1 << byte for byte in PLAIN if byte != 0x20)
 
 
 class Automaton:
-    """Rows of `next_SB` are valid for states that `fill` was asked for. Arrays have room for more states.
+    """The states reached so far. Rows of `next_SB` are valid after `fill`; arrays have spare capacity.
 
     Several threads may use one automaton: a caller prepares a request while the engine runs another.
     """
 
     def __init__(self, term: Term, limits: Limits = Limits()) -> None:  # noqa: B008 (immutable)
-        self.limits, self._lock = limits, RLock()
+        self.limits = limits
+        self._lock = RLock()
         self._seconds = 0.0  # of CPU time spent on rows
         self.next_SB = np.zeros((64, STAY + 1), np.int32)  # the last column keeps the state
         self.accepting_S = np.zeros(64, np.bool_)
@@ -59,7 +60,7 @@ class Automaton:
         self.filled_S = np.zeros(64, np.bool_)
         self._terms: list[Term] = [NOTHING, NOTHING, ANYTHING, term]
         self._state_of = {ANYTHING: FREE}
-        self._slow: dict[int, Future[None]] = {}  # rows that the thread makes or has made, by state
+        self._slow: dict[int, Future[None]] = {}  # rows that the thread computes or has computed, by state
         self.filled_S[[DEAD, END, FREE]] = True
         self.accepting_S[[END, FREE]] = True
         self.next_SB[FREE] = FREE
@@ -68,7 +69,8 @@ class Automaton:
         if term.least >= FAR:
             raise InputError(UNSATISFIABLE)
         self._state_of.setdefault(term, START)
-        self.bytes_left_S[START], self.accepting_S[START] = term.least, term.nullable
+        self.bytes_left_S[START] = term.least
+        self.accepting_S[START] = term.nullable
 
     @property
     def term(self) -> Term:
@@ -90,7 +92,7 @@ class Automaton:
                 self._fill(state)
 
     def fill_all(self, most: int) -> bool:
-        """Compute all rows, and return whether there are at most so many states."""
+        """Compute all rows. Return whether there are at most `most` states; stop if there are more."""
         state = START
         while state < len(self) <= most:
             if not self.filled_S[state]:
@@ -129,18 +131,22 @@ class Automaton:
                 self._make(state, min(PAUSING_SECONDS, self.limits.row_seconds))
             except TookTooLong:
                 self._slow[state] = _thread().submit(self._make, state, self.limits.row_seconds)
-        if (slow := self._slow.get(state)) is not None:
+        slow = self._slow.get(state)
+        if slow is not None:
             if not slow.done():
                 raise Paused(slow)
-            if error := slow.exception():  # its traceback would grow
-                raise InputError(str(error)) if isinstance(error, InputError) else error
+            error = slow.exception()
+            if isinstance(error, InputError):
+                raise InputError(str(error))  # a new one: the traceback of a stored error grows with each raise
+            if error is not None:
+                raise error
         pause_if_over()
 
     def _make(self, state: int, seconds: float) -> None:
-        """Make the row of a state in at most so much CPU time."""
+        """Compute the row of a state within `seconds` of CPU time."""
         began = time.thread_time()
         try:
-            with held(self._lock), at_most(self.limits.row_terms, seconds):
+            with holding(self._lock), at_most(self.limits.row_terms, seconds):
                 check_time()
                 if not self.filled_S[state]:  # by another thread
                     self._fill_row(state)
@@ -148,12 +154,13 @@ class Automaton:
             self._seconds += time.thread_time() - began
         if self._seconds > self.limits.seconds + self.limits.state_seconds * len(self):
             raise InputError(
-                f"the states of the constraint take more than {1000 * self.limits.state_seconds:g} ms each to make "
+                f"the states of the constraint take more than {1000 * self.limits.state_seconds:g} ms each to compute "
                 "(limits.state_seconds); simplify its patterns"
             )
 
     def _fill_row(self, state: int) -> None:
-        term, nearer = self._terms[state], 0
+        term = self._terms[state]
+        nearer = 0  # the bytes that begin a shortest text
         for mask in sorted(term.masks):
             target = self._state(term.after((mask & -mask).bit_length() - 1))
             if target == DEAD:
@@ -170,7 +177,7 @@ class Automaton:
         self.filled_S[state] = True
 
     def _state(self, term: Term) -> int:
-        """Return the state of a term, and make it if it is new."""
+        """Return the state of a term. Add it if it is new."""
         state = self._state_of.get(term)
         if state is not None:
             return state
@@ -180,18 +187,19 @@ class Automaton:
         state = len(self._terms)
         if state >= self.limits.states:
             raise InputError(
-                f"the constraint has more than {self.limits.states:,} states on the way (limits.states); "
+                f"the text reaches more than {self.limits.states:,} states of the constraint (limits.states); "
                 "simplify its patterns, or shorten the answer"
             )
         if state == len(self.next_SB):
             self._reserve(2 * state if state < MANY else max(2 * state, self.limits.states))
         self._terms.append(term)
         self._state_of[term] = state
-        self.accepting_S[state], self.bytes_left_S[state] = term.nullable, term.least
+        self.accepting_S[state] = term.nullable
+        self.bytes_left_S[state] = term.least
         return state
 
     def _reserve(self, states: int) -> None:
-        """Make room for more states."""
+        """Grow the arrays to a number of states."""
         for name, array in vars(self).items():
             if isinstance(array, np.ndarray):
                 larger = np.zeros((states, *array.shape[1:]), array.dtype)
@@ -202,5 +210,5 @@ class Automaton:
 
 @cache
 def _thread() -> ThreadPoolExecutor:
-    """Return the thread that makes slow rows."""
+    """Return the thread that computes slow rows."""
     return ThreadPoolExecutor(1, "gesso-rows", give_way_to_passes)

@@ -1,8 +1,9 @@
-"""Bound the terms that a block of code makes, and its time, and let a block pause. Some constraints have exponential
+"""Bound the number of terms and the time of a block of code, and let a block pause. Some constraints have exponential
 size.
 
-Threads beside an engine give way to its passes on a GPU. They share one lock, Python's, which every operation on
-tensors releases: while another thread computes, each of the hundreds of operations of a step waits for it.
+Threads that compile constraints give way to the engine's passes on a GPU. All threads share Python's interpreter lock,
+and every tensor operation releases it: while another thread computes, each of the hundreds of operations of a step
+waits to get it back.
 """
 
 import math
@@ -17,7 +18,9 @@ from typing import TypeVar
 from gesso.errors import InputError
 
 LOCKED_SECONDS = 0.001  # that a block of `pausing` waits for another thread
-WORK_SECONDS, REST_SECONDS = 0.0005, 0.002  # in turns, of a thread that gives way
+# A thread that gives way works and rests in turns.
+WORK_SECONDS = 0.0005
+REST_SECONDS = 0.002
 
 T = TypeVar("T")
 Awaited = Future[None] | None  # the work of another thread that code waits for before it can go on
@@ -25,7 +28,7 @@ Pauses = Generator[Awaited, None, T]
 
 
 class Paused(Exception):
-    """A block of `pausing` has to stop. The states that it has made are kept, so it gets further when repeated."""
+    """A block of `pausing` must stop. The states it has computed are kept, so it gets further when repeated."""
 
     def __init__(self, awaited: Awaited = None) -> None:
         super().__init__()
@@ -33,7 +36,7 @@ class Paused(Exception):
 
 
 class TookTooLong(InputError):
-    """A block of `at_most` has taken more time than it may."""
+    """A block of `at_most` has exceeded its time."""
 
 
 class _Budget(threading.local):
@@ -53,7 +56,8 @@ _waiting: set[int] = set()  # threads that wait for a lock; adding and discardin
 def at_most(terms: int, seconds: float = math.inf) -> Iterator[None]:
     """Raise InputError if the block makes more terms or takes longer."""
     before = _budget.left, _budget.deadline
-    _budget.left, _budget.deadline = terms, min(_budget.deadline, time.thread_time() + seconds)
+    _budget.left = terms
+    _budget.deadline = min(_budget.deadline, time.thread_time() + seconds)
     try:
         yield
     except RecursionError:
@@ -76,7 +80,7 @@ def count_term() -> None:
 
 
 def check_time() -> None:
-    """Raise InputError if the block of `at_most` has taken too long. Work that makes no terms has to call it."""
+    """Raise InputError if the block of `at_most` has taken too long. Call this in work that makes no terms."""
     _give_way()
     if time.thread_time() > _budget.deadline:
         raise TookTooLong(
@@ -87,7 +91,7 @@ def check_time() -> None:
 
 @contextmanager
 def pausing(is_over: Callable[[], bool]) -> Iterator[None]:
-    """Raise Paused in the block when it has made a state and `is_over`."""
+    """Raise Paused in the block after the first state that is computed once `is_over` returns True."""
     before, _budget.is_over = _budget.is_over, is_over
     try:
         yield
@@ -96,7 +100,7 @@ def pausing(is_over: Callable[[], bool]) -> Iterator[None]:
 
 
 def pause_if_over() -> None:
-    """Pause if the block of `pausing` has to stop."""
+    """Pause if the block of `pausing` must stop."""
     _give_way()
     if _budget.is_over is not None and _budget.is_over():
         raise Paused
@@ -109,7 +113,7 @@ def may_pause() -> bool:
 
 @contextmanager
 def going_first(applies: bool) -> Iterator[None]:
-    """Let threads that give way work a fifth of the time while the block runs, if it `applies`."""
+    """While the block runs, limit threads that give way to 20 % of the time. Do nothing unless it `applies`."""
     global _going_first
     _going_first += applies
     try:
@@ -130,8 +134,8 @@ def _give_way() -> None:
 
 
 @contextmanager
-def held(lock: RLock) -> Iterator[None]:
-    """Hold a lock. A block of `pausing` pauses if another thread keeps it."""
+def holding(lock: RLock) -> Iterator[None]:
+    """Hold a lock. A block of `pausing` pauses if another thread holds it too long."""
     if not lock.acquire(blocking=False):
         _waiting.add(threading.get_ident())  # so that the thread that holds the lock does not rest
         try:
@@ -156,16 +160,16 @@ def repeated(step: Callable[[], T]) -> Pauses[T]:
 
 
 def complete(parts: Pauses[T]) -> T:
-    """Run a generator to its end, and return what it returns."""
+    """Run a generator to its end, and return its result."""
     while True:
         try:
             next(parts)
         except StopIteration as end:
-            found: T = end.value
-            return found
+            result: T = end.value
+            return result
 
 
 def deadline(seconds: float) -> Callable[[], bool]:
-    """Return a function that tells whether this time has passed."""
+    """Return a function that returns whether `seconds` have passed."""
     end = time.monotonic() + seconds
     return lambda: time.monotonic() >= end

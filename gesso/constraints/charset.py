@@ -1,4 +1,4 @@
-"""Sets of characters as sorted ranges of code points, and the terms that write one of them in UTF-8."""
+"""Sets of characters as sorted ranges of code points, and the terms of one character in UTF-8."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -28,7 +28,8 @@ def union(*sets: Iterable[tuple[int, int]]) -> Ranges:
 
 def complement(ranges: Ranges) -> Ranges:
     """Return all other characters except surrogates, which UTF-8 cannot encode."""
-    free, at = [], 0
+    free: list[tuple[int, int]] = []
+    at = 0
     for low, high in union(ranges, SURROGATES):
         if at < low:
             free.append((at, low - 1))
@@ -50,16 +51,18 @@ _LENGTHS = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, LAST))
 @lru_cache(maxsize=1024)
 def char_class(ranges: Ranges) -> Term:
     """Return the term of one character of the set, in UTF-8."""
-    found: list[Term] = []
+    parts: list[Term] = []
     for low, high in minus(ranges, SURROGATES):
         for first, last in _LENGTHS:
             if low <= last and first <= high:
-                found.append(_between(chr(max(low, first)).encode(), chr(min(high, last)).encode()))
-    return alt(found)
+                lowest = chr(max(low, first)).encode()
+                highest = chr(min(high, last)).encode()
+                parts.append(_between(lowest, highest))
+    return alt(parts)
 
 
 def _between(low: bytes, high: bytes) -> Term:
-    """Return the characters from one to another that have as many bytes."""
+    """Return the characters between two that have the same number of bytes."""
     if len(low) == 1:
         return one_of((2 << high[0]) - (1 << low[0]))
     if low[0] == high[0]:

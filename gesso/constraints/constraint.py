@@ -1,4 +1,4 @@
-"""Compile the constraints of a caller to guides, and keep them."""
+"""Compile constraints to guides, and cache them."""
 
 import json
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from gesso.constraints.grammar import grammar_term
 from gesso.constraints.guide import Guide
 from gesso.constraints.limits import Limits
 from gesso.constraints.regex import regex_term
-from gesso.constraints.schema.compile import Compiled, schema_term
+from gesso.constraints.schema.compile import CompiledConstraint, schema_term
 from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.stored import from_bytes
 from gesso.constraints.term import Term
@@ -28,8 +28,8 @@ from gesso.constraints.words import Words
 from gesso.errors import InputError
 
 NAMES = ("choice", "regex", "json_schema", "grammar")
-KEPT = 32  # compiled constraints
-KEPT_BYTES = 256 * 2**20  # of all their tables; the newest constraint is kept at any size
+MAX_CACHED = 32  # compiled constraints
+MAX_CACHED_BYTES = 256 * 2**20  # of all their tables; the newest constraint is kept at any size
 
 
 class Guides:
@@ -42,10 +42,13 @@ class Guides:
         eos: frozenset[int],
         limits: Limits = Limits(),  # noqa: B008
     ) -> None:
-        self.tokenizer, self.vocab_size, self.eos, self.limits = tokenizer, vocab_size, eos, limits
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.eos = eos
+        self.limits = limits
         self.padding = frozenset() if tokenizer.pad_id is None else frozenset([tokenizer.pad_id])
-        self._lock = Lock()  # a server compiles in a thread beside its engine
-        self._kept: OrderedDict[str, Guide] = OrderedDict()
+        self._lock = Lock()  # a server compiles in a thread while the engine runs in another
+        self._cached: OrderedDict[str, Guide] = OrderedDict()
 
     def guide(self, **given: Any) -> Guide | None:
         """Return the guide for at most one of `choice`, `regex`, `json_schema` and `grammar`; None without any.
@@ -73,18 +76,19 @@ class Guides:
         if not named:
             if not before:
                 return None
-            return self._kept_or(f"beginning {before}", lambda: Compiled(seq(literal(before), ANYTHING)))
-        name, options = named[0], schema_options or SchemaOptions()
+            return self._cached_or(f"beginning {before}", lambda: CompiledConstraint(seq(literal(before), ANYTHING)))
+        name = named[0]
+        options = schema_options or SchemaOptions()
         if schema_options is not None and name != "json_schema":
             raise InputError(f"schema_options are for json_schema, not for {name}; leave them out")
 
-        def compile_between() -> Compiled:
-            found = compiled(name, given[name], self.limits, options)
-            term = seq(literal(before), found.term, literal(after))
-            return Compiled(after_thinking(term) if thinking else term, found.warnings, found.checked)
+        def compile_between() -> CompiledConstraint:
+            constraint = compiled(name, given[name], self.limits, options)
+            term = seq(literal(before), constraint.term, literal(after))
+            return replace(constraint, term=after_thinking(term) if thinking else term)
 
         key = _key(name, given[name], before, after, thinking, vars(options))
-        return self._kept_or(key, compile_between, tools=thinking)
+        return self._cached_or(key, compile_between, tools=thinking)
 
     def calls(
         self,
@@ -103,16 +107,16 @@ class Guides:
         elif choice != "auto" or not tools or not self.has_tags:
             return None
 
-        def compile_calls() -> Compiled:
+        def compile_calls() -> CompiledConstraint:
             if required:
-                found = calls_term(required, parallel=parallel, limits=self.limits)
-                return replace(found, term=after_thinking(found.term)) if thinking else found
-            found = free_calls([tool["function"] for tool in tools], parallel=parallel, limits=self.limits)
-            # A text that no call has to end may begin with thoughts, even if they were not asked for.
-            return replace(found, term=after_thinking(found.term))
+                calls = calls_term(required, parallel=parallel, limits=self.limits)
+                return replace(calls, term=after_thinking(calls.term)) if thinking else calls
+            calls = free_calls([tool["function"] for tool in tools], parallel=parallel, limits=self.limits)
+            # If no call is required, the text may begin with thoughts even without `thinking`.
+            return replace(calls, term=after_thinking(calls.term))
 
         key = _key("tools", required or tools, bool(required), parallel, thinking)
-        return self._kept_or(key, compile_calls, tools=True)
+        return self._cached_or(key, compile_calls, tools=True)
 
     def compile(self, source: Mapping[str, Any]) -> Guide:
         """Return the guide of a constraint in one mapping of JSON: the arguments of `guide` or `calls`."""
@@ -123,7 +127,7 @@ class Guides:
         return guide
 
     def warm_up(self, *, searches: bool = False) -> None:
-        """Build the vocabulary tables now instead of with the first constraint; those that searches read if asked."""
+        """Build the vocabulary tables now instead of with the first constraint. `searches`: also those of searches."""
         for words in (self.words, self._words_and_tags):
             if searches:
                 words.warm_up()
@@ -143,28 +147,34 @@ class Guides:
         return [tag for tag in TAGS if self.tokenizer.id_of(tag) is None]
 
     def restored(self, key: str, data: bytes, *, tools: bool) -> Guide:
-        """Return a guide from its term, which another process has compiled. The key identifies its content."""
-        return self._kept_or(f"restored {key}", lambda: Compiled(from_bytes(data)), tools=tools)
+        """Return the guide of a term that another process has compiled. The key identifies its content."""
+        return self._cached_or(f"restored {key}", lambda: CompiledConstraint(from_bytes(data)), tools=tools)
 
-    def _kept_or(self, key: str, make: Callable[[], Compiled], *, tools: bool = False) -> Guide:
-        """Return the kept guide, or make and keep it. Drop the guides used least recently beyond the limits."""
+    def _cached_or(self, key: str, make: Callable[[], CompiledConstraint], *, tools: bool = False) -> Guide:
+        """Return the cached guide, or make and cache it. Drop the least recently used guides beyond the limits."""
         with self._lock:
-            guide = self._kept.get(key)
+            guide = self._cached.get(key)
         if guide is None:
             with at_most(self.limits.terms, self.limits.seconds):
-                found = make()
-                automaton = Automaton(found.term, self.limits)
-            words = self._words_and_tags if tools else self.words
-            guide = Guide(automaton, words, self.eos, self.padding, found.warnings, found.checked)
+                constraint = make()
+                automaton = Automaton(constraint.term, self.limits)
+            guide = Guide(
+                automaton=automaton,
+                words=self._words_and_tags if tools else self.words,
+                eos=self.eos,
+                padding=self.padding,
+                warnings=constraint.warnings,
+                checked=constraint.checked,
+            )
         with self._lock:
-            self._kept[key] = guide
-            self._kept.move_to_end(key)
-            while len(self._kept) > KEPT or (len(self._kept) > 1 and self._bytes() > KEPT_BYTES):
-                self._kept.popitem(last=False)
+            self._cached[key] = guide
+            self._cached.move_to_end(key)
+            while len(self._cached) > MAX_CACHED or (len(self._cached) > 1 and self._bytes() > MAX_CACHED_BYTES):
+                self._cached.popitem(last=False)
         return guide
 
     def _bytes(self) -> int:
-        return sum(guide.nbytes for guide in self._kept.values())
+        return sum(guide.nbytes for guide in self._cached.values())
 
     @cached_property
     def words(self) -> Words:
@@ -172,15 +182,19 @@ class Guides:
 
     @cached_property
     def _words_and_tags(self) -> Words:
-        named = {self.tokenizer.id_of(tag): byte for tag, byte in {**TAGS, **THINKING_TAGS}.items()}
-        return Words.of(self.tokenizer, self.vocab_size, {token: m for token, m in named.items() if token is not None})
+        bytes_of_tags: dict[int, int] = {}
+        for tag, byte in {**TAGS, **THINKING_TAGS}.items():
+            token = self.tokenizer.id_of(tag)
+            if token is not None:
+                bytes_of_tags[token] = byte
+        return Words.of(self.tokenizer, self.vocab_size, bytes_of_tags)
 
 
-def compiled(name: str, value: Any, limits: Limits, options: SchemaOptions) -> Compiled:
+def compiled(name: str, value: Any, limits: Limits, options: SchemaOptions) -> CompiledConstraint:
     """Compile a constraint, given by its name in `NAMES`."""
     match name:
         case "choice":
-            return Compiled(_choice(value))
+            return CompiledConstraint(_choice(value))
         case "json_schema":
             if not isinstance(value, (Mapping, bool)):
                 raise InputError(f"json_schema must be a schema (an object, true or false), got {value!r:.80}")
@@ -188,8 +202,8 @@ def compiled(name: str, value: Any, limits: Limits, options: SchemaOptions) -> C
         case "regex" | "grammar" if not isinstance(value, str):
             raise InputError(f"{name} must be text, got {type(value).__name__}")
         case "grammar":
-            return Compiled(grammar_term(value, limits=limits))
-    return Compiled(regex_term(value, limits=limits))
+            return CompiledConstraint(grammar_term(value, limits=limits))
+    return CompiledConstraint(regex_term(value, limits=limits))
 
 
 def _choice(texts: Sequence[str]) -> Term:

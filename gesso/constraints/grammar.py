@@ -17,9 +17,9 @@ from gesso.constraints.lark import LarkGrammar
 from gesso.constraints.left_recursion import leading, nullable_rules, uses, without_left_recursion
 from gesso.constraints.limits import Limits
 from gesso.constraints.settle import settle
-from gesso.constraints.syntax import Choice, Repeat, Sequence
+from gesso.constraints.syntax import Alternatives, Repetition, Sequence
 from gesso.constraints.term import FAR, Term
-from gesso.constraints.terms import Rule, alt, repeat, seq
+from gesso.constraints.terms import NamedTerm, alt, repeat, seq
 from gesso.errors import InputError
 
 MAX_INLINE = 100  # nodes of a rule that is put in the place of its uses
@@ -41,13 +41,13 @@ def grammar_term(text: str, *, limits: Limits = Limits()) -> Term:  # noqa: B008
     order = _reached(grammar)
     trees = without_left_recursion(grammar, order)
     _check_depth(grammar, trees)
-    found = _Compiler(trees).compiled(order)
-    if found.least >= FAR:
+    term = _GrammarCompiler(trees).compiled(order)
+    if term.least >= FAR:
         raise InputError(
             "the grammar has no end: its rules produce no text. "
             "Give each recursive rule an alternative that does not use it."
         )
-    return found
+    return term
 
 
 def _reached(grammar: Grammar) -> list[str]:
@@ -97,38 +97,41 @@ def _check_depth(grammar: Grammar, trees: dict[str, Node]) -> None:
                 )
 
 
-class _Compiler:
+class _GrammarCompiler:
+    """Compiles the trees of rules to terms."""
+
     def __init__(self, trees: dict[str, Node]) -> None:
         self.trees = trees
-        self.known: dict[str, Term] = {}
+        self.terms: dict[str, Term] = {}  # of the rules compiled so far
         self.sizes: dict[str, int] = {}  # of the rules that are put in the place of their uses
 
     def compiled(self, order: list[str]) -> Term:
-        rules: list[Rule] = []
+        rules: list[NamedTerm] = []
         for name in order:
             tree = self.trees[name]
             size = self._size(tree)
             if size is not None and size <= MAX_INLINE:
                 self.sizes[name] = size
-            elif not isinstance(tree, Use) or tree.name not in self.known:
-                self.known[name] = rule = Rule(name)
+            elif not isinstance(tree, Use) or tree.name not in self.terms:
+                rule = NamedTerm(name)
+                self.terms[name] = rule
                 rules.append(rule)
                 continue
-            self.known[name] = self._term(tree)
+            self.terms[name] = self._term(tree)
         for rule in rules:
             rule.body = self._term(self.trees[rule.name])
         settle(rules)
-        return self.known[order[-1]]
+        return self.terms[order[-1]]
 
     def _size(self, node: Node) -> int | None:
         """Return the number of nodes; None if rules remain in it."""
         match node:
             case Use(name):
                 return self.sizes.get(name)
-            case Sequence(items) | Choice(items):
+            case Sequence(items) | Alternatives(items):
                 sizes = [self._size(item) for item in items]
                 return None if None in sizes else 1 + sum(size or 0 for size in sizes)
-            case Repeat(item):
+            case Repetition(item):
                 size = self._size(item)
                 return None if size is None else 1 + size
         return 1
@@ -136,11 +139,11 @@ class _Compiler:
     def _term(self, node: Node) -> Term:
         match node:
             case Use(name):
-                return self.known[name]
-            case Choice(items):
+                return self.terms[name]
+            case Alternatives(items):
                 return alt(self._term(item) for item in items)
             case Sequence(items):
                 return seq(*(self._term(item) for item in items))
-            case Repeat(item, low, high):
+            case Repetition(item, low, high):
                 return repeat(self._term(item), low, high)
         return node

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from gesso.constraints.charset import ANY, char_class, complement, union
-from gesso.constraints.syntax import Parser, Repeat, Tree
+from gesso.constraints.syntax import Parser, Repetition, Tree
 from gesso.constraints.term import NOTHING, Term
 from gesso.constraints.terms import literal
 from gesso.errors import InputError
@@ -47,7 +47,8 @@ class Grammar(Parser[Term | Use]):
                 raise self.error(self.at, "this ) closes no group")
 
     def error(self, at: int, problem: str) -> InputError:
-        line, column = self.text.count("\n", 0, at) + 1, at - self.text.rfind("\n", 0, at)
+        line = self.text.count("\n", 0, at) + 1
+        column = at - self.text.rfind("\n", 0, at)
         return InputError(f"the grammar, line {line}, column {column}: {problem}")
 
     def _definition(self) -> None:
@@ -87,12 +88,13 @@ class Grammar(Parser[Term | Use]):
 
     def repeated(self, item: Node) -> Node:
         while (counts := self.counts()) is not None:
-            item = Repeat(item, *counts)
+            low, high = counts
+            item = Repetition(item=item, low=low, high=high)
         return item
 
     def _chars(self, start: int, end: str) -> list[str]:
         """Read characters and escapes up to a closing sign. In a class, an escaped `-` or `^` keeps its backslash."""
-        found = []
+        chars = []
         while not self.starts(end):
             char = self.text[self.at : self.at + 1]
             if char in ("", "\n"):
@@ -100,10 +102,11 @@ class Grammar(Parser[Term | Use]):
             self.at += 1
             if char == "\\":
                 char = self._escape()
-                char = "\\" + char if end == "]" and char in "-^" else char
-            found.append(char)
+                if end == "]" and char in "-^":
+                    char = "\\" + char
+            chars.append(char)
         self.at += 1
-        return found
+        return chars
 
     def _escape(self) -> str:
         start, char = self.at - 1, self.text[self.at : self.at + 1]
@@ -137,7 +140,7 @@ class Grammar(Parser[Term | Use]):
             if ranges[-1][0] > ranges[-1][1]:
                 raise self.error(start, f"the range {low}-{high} runs backwards")
             i += 1
-        found = char_class(complement(union(ranges)) if negated else union(ranges))
-        if found is NOTHING:
+        term = char_class(complement(union(ranges)) if negated else union(ranges))
+        if term is NOTHING:
             raise self.error(start, "this class contains no character")
-        return found
+        return term

@@ -1,10 +1,10 @@
 """A compiled constraint: the moves of tokens through its automaton, and the number of tokens left to the end.
 
 A whole vocabulary has too many moves to consider them all. If few words can follow a state, all of them are considered.
-Otherwise one word is: the next one of a shortest text to the end, so that the text can always be completed. `search`
-adds the most likely words of each position.
+Otherwise only one word is: the next one of a shortest text to the end, so that the text can always be completed.
+`search` adds the most likely words of each position.
 
-Like the states, all this is computed when a text reaches a state, and kept.
+Like the states, these tables are computed when a text reaches a state, and kept.
 
 S states, M moves of a state, W starting states, K words, L bytes of a word.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gesso.constraints.automaton import DEAD, END, FREE, START, STAY, Automaton
-from gesso.constraints.budget import held, pause_if_over
+from gesso.constraints.budget import holding, pause_if_over
 from gesso.constraints.term import FAR
 from gesso.constraints.words import LONGEST, Words
 from gesso.errors import InputError
@@ -37,7 +37,9 @@ class Moves:
     """The words considered at each state, whatever the position. Rows are valid for the states given to `fill`."""
 
     def __init__(self, guide: "Guide", of_wide: Callable[[int], list[tuple[int, int]]]) -> None:
-        self._guide, self._of_wide, self._lock = guide, of_wide, RLock()
+        self._guide = guide
+        self._of_wide = of_wide  # returns the moves of a state that many words can follow
+        self._lock = RLock()
         self.tokens = [-1, -1]  # by code; the first two codes stand for no certain token
         self._code = dict[int, int]()
         self.code_SM = np.zeros((64, 4), np.int32)
@@ -45,8 +47,10 @@ class Moves:
         self.wide_S = np.zeros(64, np.bool_)  # states that more words can follow
         self.filled_S = np.zeros(64, np.bool_)
         self.filled_S[[DEAD, END, FREE]] = True
-        self.code_SM[END, 0], self.next_SM[END, 0] = FILLING, END
-        self.code_SM[FREE, 0], self.next_SM[FREE, 0] = ANY_TOKEN, FREE
+        self.code_SM[END, 0] = FILLING
+        self.next_SM[END, 0] = END
+        self.code_SM[FREE, 0] = ANY_TOKEN
+        self.next_SM[FREE, 0] = FREE
 
     @property
     def nbytes(self) -> int:
@@ -57,7 +61,7 @@ class Moves:
         if states.max(initial=0) < len(self.filled_S) and self.filled_S.take(states).all():
             return
         for state in dict.fromkeys(states.tolist()):
-            with held(self._lock):
+            with holding(self._lock):
                 self._fill(state)
 
     def _fill(self, state: int) -> None:
@@ -65,17 +69,19 @@ class Moves:
         if self.filled_S[state]:
             return
         guide = self._guide
-        found = guide.words.after(guide.automaton, state, FEW)
-        if found is None:
-            self.wide_S[state], found = True, self._of_wide(state)
+        targets = guide.words.after(guide.automaton, state, FEW)
+        if targets is None:
+            self.wide_S[state] = True
+            targets = self._of_wide(state)
         if guide.automaton.accepting_S[state]:
-            found = found + [(token, END) for token in sorted(guide.eos)]
-        self._reserve(state + 1, len(found))
-        for move, (token, target) in enumerate(found):
+            targets = targets + [(token, END) for token in sorted(guide.eos)]
+        self._reserve(state + 1, len(targets))
+        for move, (token, target) in enumerate(targets):
             if token not in self._code:
                 self._code[token] = len(self.tokens)
                 self.tokens.append(token)
-            self.code_SM[state, move], self.next_SM[state, move] = self._code[token], target
+            self.code_SM[state, move] = self._code[token]
+            self.next_SM[state, move] = target
         self.filled_S[state] = True
 
     def _reserve(self, states: int, moves: int) -> None:
@@ -85,7 +91,8 @@ class Moves:
                     setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
         if self.next_SM.shape[1] < moves:
             more = max(moves, 2 * self.next_SM.shape[1]) - self.next_SM.shape[1]
-            self.code_SM, self.next_SM = (np.pad(array, ((0, 0), (0, more))) for array in (self.code_SM, self.next_SM))
+            self.code_SM = np.pad(self.code_SM, ((0, 0), (0, more)))
+            self.next_SM = np.pad(self.next_SM, ((0, 0), (0, more)))
 
 
 class Guide:
@@ -98,15 +105,24 @@ class Guide:
         warnings: tuple[str, ...] = (),
         checked: tuple[str, ...] = (),
     ) -> None:
-        """`padding`: tokens that fill a canvas after the end, besides `eos`. The last two are those of `Compiled`."""
-        self.automaton, self.words, self.eos, self.padding = automaton, words, eos, padding
-        self.warnings, self.checked = warnings, checked
+        """Build an empty guide; its tables are computed when a text reaches a state.
+
+        `padding`: tokens that fill a canvas after the end, in addition to `eos`. `warnings` and `checked` are those of
+        `CompiledConstraint`.
+        """
+        self.automaton = automaton
+        self.words = words
+        self.eos = eos
+        self.padding = padding
+        self.warnings = warnings
+        self.checked = checked
         self._lock = RLock()
-        self._left_S, self._token_S = np.full(64, -1, np.int64), np.full(64, -1, np.int64)
+        self._left_S = np.full(64, -1, np.int64)
+        self._token_S = np.full(64, -1, np.int64)
         self._left_S[[DEAD, END, FREE]] = FAR, 0, 0
         if not words.writes_all_bytes and self.shortest >= FAR:
             raise InputError(
-                "the shortest text that satisfies the constraint has bytes that no token of this vocabulary writes; "
+                "the shortest text that satisfies the constraint contains bytes that no token of this model writes; "
                 "use other characters"
             )
 
@@ -114,7 +130,7 @@ class Guide:
     def nbytes(self) -> int:
         """The size of the tables computed so far, without those of the vocabulary."""
         moves = [value for value in vars(self).values() if isinstance(value, Moves)]
-        return self.automaton.nbytes + sum(each.nbytes for each in moves)
+        return self.automaton.nbytes + sum(table.nbytes for table in moves)
 
     # --- walking --------------------------------------------------------------------------------------------------
 
@@ -174,13 +190,13 @@ class Guide:
     def tokens_left(self, state: int) -> int:
         """Return the number of tokens that complete the text with the fewest bytes."""
         if state >= len(self._left_S) or self._left_S[state] < 0:
-            with held(self._lock):
+            with holding(self._lock):
                 self._measure(state)
             pause_if_over()
         return int(self._left_S[state])
 
     def fits(self, states: Ints, most: int) -> NDArray[np.bool_]:
-        """Return for each state whether at most so many tokens complete the text."""
+        """Return for each state whether at most `most` tokens complete the text."""
         bytes_left = self.automaton.bytes_left_S.take(states)
         near = bytes_left <= most  # then a text has at most as many tokens as bytes
         if not self.words.writes_all_bytes:
@@ -192,16 +208,17 @@ class Guide:
         return near
 
     def _measure(self, state: int) -> None:
-        """Find the tokens left from a state on the path with the fewest bytes, and the next token of that path."""
+        """Store the tokens left from a state on the path with the fewest bytes, and the next token of that path."""
         automaton = self.automaton
         path, text = [state], bytearray()
-        known = 0  # states at the end of the path whose number is known
-        while known <= LONGEST:
+        measured = 0  # states at the end of the path whose tokens left are known
+        while measured <= LONGEST:
             at = path[-1]
             automaton.row(at)
-            if (byte := int(automaton.shortest_S[at])) == STAY:
+            byte = int(automaton.shortest_S[at])
+            if byte == STAY:
                 break
-            known += at < len(self._left_S) and self._left_S[at] >= 0
+            measured += at < len(self._left_S) and self._left_S[at] >= 0
             text.append(byte)
             path.append(automaton.next(at, byte))
         while len(self._left_S) < len(automaton):
@@ -215,8 +232,10 @@ class Guide:
             for size in range(1, min(LONGEST, len(text) - i) + 1) if best else ():
                 word = bytes(text[i : i + size])
                 if word in self.words.token_of and left[path[i + size]] + 1 <= best:  # on a tie, the longer word
-                    best, token = int(left[path[i + size]]) + 1, self.words.token_of[word]
-            left[path[i]], self._token_S[path[i]] = min(best, FAR), token
+                    best = int(left[path[i + size]]) + 1
+                    token = self.words.token_of[word]
+            left[path[i]] = min(best, FAR)
+            self._token_S[path[i]] = token
 
     # --- words considered at each state ---------------------------------------------------------------------------
 
@@ -225,7 +244,7 @@ class Guide:
         """All words of states that few words can follow; the next word of a shortest text for the others."""
 
         def shortest(state: int) -> list[tuple[int, int]]:
-            with held(self._lock):
+            with holding(self._lock):
                 self._measure(state)
                 token = int(self._token_S[state])
             return [] if token < 0 else [(token, self._step(state, token))]
@@ -242,12 +261,12 @@ class Guide:
         wide = int(self.moves.wide_S.sum())
         if wide * len(self.words.token_of) > MAX_WALKS:
             raise _too_large(f"{wide:,} states of its automaton can be followed by many words")
-        found = Moves(self, lambda state: self.words.targets(self.automaton, state))
-        found.fill(states)
-        if found.next_SM.size > MAX_MOVES:
-            most = found.next_SM.shape[1]
+        moves = Moves(self, lambda state: self.words.targets(self.automaton, state))
+        moves.fill(states)
+        if moves.next_SM.size > MAX_MOVES:
+            most = moves.next_SM.shape[1]
             raise _too_large(f"its automaton has {len(states):,} states with up to {most:,} moves each")
-        return found
+        return moves
 
 
 def _too_large(reason: str) -> InputError:

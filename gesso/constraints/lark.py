@@ -7,8 +7,8 @@
     %import common.DIGIT
     %ignore " "
 
-Names of terminals are in capitals, and ignored text may stand after each terminal. Aliases, `?`, `!` and priorities
-have no influence on the texts.
+Names of terminals are in capitals, and ignored text may follow each terminal. Aliases, `?`, `!` and priorities do not
+change the texts.
 """
 
 import re
@@ -17,7 +17,7 @@ from gesso.constraints.charset import char_class
 from gesso.constraints.grammar_parser import Grammar, Node, Use
 from gesso.constraints.limits import Limits
 from gesso.constraints.regex import regex_term
-from gesso.constraints.syntax import Choice, Repeat, Sequence
+from gesso.constraints.syntax import Alternatives, Repetition, Sequence
 from gesso.constraints.term import Term
 from gesso.constraints.terms import literal
 from gesso.errors import InputError
@@ -74,7 +74,7 @@ class LarkGrammar(Grammar):
         self.ignored: list[Node] = []
         super().__init__(text)
         if self.ignored and self.root in self.trees:
-            blanks: Node = Repeat(Choice(tuple(self.ignored)), 0, None)
+            blanks: Node = Repetition(item=Alternatives(tuple(self.ignored)), low=0, high=None)
             for name, tree in self.trees.items():
                 if not _is_terminal(name):
                     self.trees[name] = _spaced(tree, blanks)
@@ -85,29 +85,37 @@ class LarkGrammar(Grammar):
         if self.starts("%"):
             self._directive(start)
             return
-        found = _DEFINITION.match(self.text, start)
-        if found is None:
+        definition = _DEFINITION.match(self.text, start)
+        if definition is None:
             raise self.error(start, 'expected a rule such as name: "text"')
+        name = definition[1]
         self.match(_DEFINITION)
-        self._define(found[1], start)
-        if _is_terminal(found[1]) and (use := _rule_in(self.trees[found[1]])):
-            raise self.error(use.at, f"the terminal {found[1]!r} uses the rule {use.name!r}; use terminals only")
+        self._define(name, start)
+        use = _rule_in(self.trees[name]) if _is_terminal(name) else None
+        if use is not None:
+            raise self.error(use.at, f"the terminal {name!r} uses the rule {use.name!r}; use terminals only")
 
     def _directive(self, start: int) -> None:
         if self.match(_IGNORE) is not None:
             self.ignored.append(self.choice())
-        elif found := _IMPORT.match(self.text, start):
+        elif imported := _IMPORT.match(self.text, start):
             self.match(_IMPORT)
-            names = (
-                {found[1]: found[2] or found[1]} if found[1] else {n.strip(): n.strip() for n in found[3].split(",")}
-            )
-            for name, alias in names.items():
-                if name not in _COMMON:
-                    raise self.error(start, f"common has no terminal {name!r} here; define it in the grammar")
-                self.defined[alias], self.trees[alias] = start, regex_term(_COMMON[name])
+            single, alias, several = imported.groups()
+            if single:
+                self._import(single, alias or single, start)
+            else:
+                for name in several.split(","):
+                    self._import(name.strip(), name.strip(), start)
         elif self.match(_SKIPPED) is None:
             name = _DIRECTIVE.match(self.text, start)
             raise self.error(start, f"{name[0] if name else '%'} is not supported; %ignore and %import common.NAME are")
+
+    def _import(self, name: str, alias: str, start: int) -> None:
+        """Define a terminal of Lark's library."""
+        if name not in _COMMON:
+            raise self.error(start, f"common has no terminal {name!r} here; define it in the grammar")
+        self.defined[alias] = start
+        self.trees[alias] = regex_term(_COMMON[name])
 
     def item(self) -> Node | None:
         start, sign = self.at, self.text[self.at : self.at + 1]
@@ -122,7 +130,7 @@ class LarkGrammar(Grammar):
         if self.take("("):
             return self.group(start)
         if self.take("["):
-            return Repeat(self.group(start, "]"), 0, 1)
+            return Repetition(item=self.group(start, "]"), low=0, high=1)
         name = self.match(_NAME)
         if name is None:
             raise self.error(start, f"unexpected {sign!r}; write literal text in double quotes")
@@ -136,11 +144,13 @@ class LarkGrammar(Grammar):
                 high = self._integer() if self.take("..") else low
                 if low > high:
                     raise self.error(start, "a count must look like ~2 or ~2..5")
-                item = Repeat(item, *self.checked_counts(start, low, high))
-            elif (counts := self.counts()) is not None:
-                item = Repeat(item, *counts)
-            else:
+                self.check_counts(start, low, high)
+                item = Repetition(item=item, low=low, high=high)
+                continue
+            counts = self.counts()
+            if counts is None:
                 break
+            item = Repetition(item=item, low=counts[0], high=counts[1])
         return item
 
     def _text(self, start: int) -> str:
@@ -162,15 +172,16 @@ class LarkGrammar(Grammar):
         return literal(content)
 
     def _regex(self, start: int) -> Term:
-        found = _REGEX.match(self.text, start)
-        if found is None:
+        regex = _REGEX.match(self.text, start)
+        if regex is None:
             raise self.error(start, "this / is not closed on its line")
         self.match(_REGEX)
-        flags = found[2].replace("u", "")
+        expression, all_flags = regex.groups()
+        flags = all_flags.replace("u", "")
         if set(flags) - set("isx"):
-            raise self.error(start, f"the flags {found[2]!r} are not supported; i, s, u and x are")
+            raise self.error(start, f"the flags {all_flags!r} are not supported; i, s, u and x are")
         try:
-            return regex_term(found[1], flags=flags, limits=self.limits)
+            return regex_term(expression, flags=flags, limits=self.limits)
         except InputError as error:
             raise self.error(start, str(error)) from None
 
@@ -180,13 +191,14 @@ def _is_terminal(name: str) -> bool:
 
 
 def _rule_in(node: Node) -> Use | None:
-    """Return a use of a rule that is no terminal."""
+    """Return the first use of a rule that is not a terminal; None without any."""
     match node:
         case Use(name):
             return None if _is_terminal(name) else node
-        case Sequence(items) | Choice(items):
-            return next((found for item in items if (found := _rule_in(item))), None)
-        case Repeat(item):
+        case Sequence(items) | Alternatives(items):
+            uses = (_rule_in(item) for item in items)
+            return next((use for use in uses if use is not None), None)
+        case Repetition(item):
             return _rule_in(item)
     return None
 
@@ -196,10 +208,10 @@ def _spaced(node: Node, blanks: Node) -> Node:
     match node:
         case Sequence(items):
             return Sequence(tuple(_spaced(item, blanks) for item in items))
-        case Choice(items):
-            return Choice(tuple(_spaced(item, blanks) for item in items))
-        case Repeat(item, low, high):
-            return Repeat(_spaced(item, blanks), low, high)
+        case Alternatives(items):
+            return Alternatives(tuple(_spaced(item, blanks) for item in items))
+        case Repetition(item, low, high):
+            return Repetition(item=_spaced(item, blanks), low=low, high=high)
         case Use(name) if not _is_terminal(name):
             return node
     return Sequence((node, blanks))

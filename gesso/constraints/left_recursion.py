@@ -6,13 +6,13 @@ A rule that begins with itself would be entered again and again without reading 
 from graphlib import CycleError, TopologicalSorter
 
 from gesso.constraints.grammar_parser import Grammar, Node, Use
-from gesso.constraints.syntax import Choice, Repeat, Sequence
+from gesso.constraints.syntax import Alternatives, Repetition, Sequence
 from gesso.errors import InputError
 
-MAX_ALTERNATIVES = 200  # of one rule, once rules are put in the place of their uses
+MAX_ALTERNATIVES = 200  # of one rule, once uses of rules are replaced by their definitions
 MAX_NODES = 3000  # of its tree
 
-Row = tuple[Node, ...]
+Row = tuple[Node, ...]  # one alternative of a rule: nodes in a sequence
 
 
 def without_left_recursion(grammar: Grammar, names: list[str]) -> dict[str, Node]:
@@ -32,9 +32,9 @@ def uses(node: Node) -> list[Use]:
     match node:
         case Use():
             return [node]
-        case Sequence(items) | Choice(items):
+        case Sequence(items) | Alternatives(items):
             return [use for item in items for use in uses(item)]
-        case Repeat(item):
+        case Repetition(item):
             return uses(item)
     return []
 
@@ -61,9 +61,9 @@ def _is_nullable(node: Node, nullable: set[str]) -> bool:
             return name in nullable
         case Sequence(items):
             return all(_is_nullable(item, nullable) for item in items)
-        case Choice(items):
+        case Alternatives(items):
             return any(_is_nullable(item, nullable) for item in items)
-        case Repeat(item, low):
+        case Repetition(item, low):
             return low == 0 or _is_nullable(item, nullable)
     return node.nullable
 
@@ -73,9 +73,9 @@ def leading(node: Node, nullable: set[str]) -> list[Use]:
     match node:
         case Use():
             return [node]
-        case Choice(items):
+        case Alternatives(items):
             return [use for item in items for use in leading(item, nullable)]
-        case Repeat(item):
+        case Repetition(item):
             return leading(item, nullable)
         case Sequence(items):
             last = next((i for i, item in enumerate(items) if not _is_nullable(item, nullable)), len(items))
@@ -84,7 +84,7 @@ def leading(node: Node, nullable: set[str]) -> list[Use]:
 
 
 def _cycle(trees: dict[str, Node]) -> list[str]:
-    """Return the rules that begin with each other, with those on any circle through one of them; none without any."""
+    """Return rules that all begin with each other: a strongly connected component. None without left recursion."""
     nullable = nullable_rules(trees)
     begins = {name: {use.name for use in leading(tree, nullable)} for name, tree in trees.items()}
     try:
@@ -102,32 +102,34 @@ def _cycle(trees: dict[str, Node]) -> list[str]:
 
 def _connected(name: str, graph: dict[str, set[str]]) -> set[str]:
     """Return all rules to which a path leads from a rule."""
-    found, waiting = {name}, [name]
+    reached = {name}
+    waiting = [name]
     while waiting:
-        new = graph.get(waiting.pop(), set()) - found
-        found |= new
+        new = graph.get(waiting.pop(), set()) - reached
+        reached |= new
         waiting += new
-    return found
+    return reached
 
 
 def _nodes(node: Node) -> int:
     match node:
-        case Sequence(items) | Choice(items):
+        case Sequence(items) | Alternatives(items):
             return 1 + sum(map(_nodes, items))
-        case Repeat(item):
+        case Repetition(item):
             return 1 + _nodes(item)
     return 1
 
 
 def _remove(grammar: Grammar, trees: dict[str, Node], cycle: list[str]) -> None:
-    """Rewrite the rules of a circle, after Paull: each begins with later ones only, and its own loop is last."""
+    """Rewrite the rules of a cycle with Paull's algorithm: each begins with later ones only, then loops on itself."""
     nullable = nullable_rules(trees)
     rows: dict[str, list[Row]] = {}
     for name in cycle:
-        found, waiting = list[Row](), list[Row]([(trees[name],)])
+        expanded: list[Row] = []  # in reverse order
+        waiting: list[Row] = [(trees[name],)]
         while waiting:
             row = waiting.pop()
-            if len(found) + len(waiting) > MAX_ALTERNATIVES:
+            if len(expanded) + len(waiting) > MAX_ALTERNATIVES:
                 raise _refused(grammar, cycle)
             head = row[0] if row else None
             if isinstance(head, Use) and head.name in rows:
@@ -135,26 +137,30 @@ def _remove(grammar: Grammar, trees: dict[str, Node], cycle: list[str]) -> None:
                 continue
             opened = _opened(row, set(cycle), trees, nullable)
             if opened is None:
-                found.append(row)
+                expanded.append(row)
             else:
                 waiting += opened
-        again = [row[1:] for row in found if row and isinstance(row[0], Use) and row[0].name == name]
-        ends = [row for row in found if not (row and isinstance(row[0], Use) and row[0].name == name)]
-        more = [row for row in again if row]
-        loop: Row = (Repeat(_one_of(more), 0, None),) if more else ()
+        recursive = [row[1:] for row in expanded if _begins_with(row, name)]
+        ends = [row for row in expanded if not _begins_with(row, name)]
+        tails = [row for row in recursive if row]
+        loop: Row = (Repetition(item=_one_of(tails), low=0, high=None),) if tails else ()
         rows[name] = [(*row, *loop) for row in reversed(ends)]
         trees[name] = _one_of(rows[name])
         if _nodes(trees[name]) > MAX_NODES:
             raise _refused(grammar, cycle)
 
 
+def _begins_with(row: Row, name: str) -> bool:
+    return bool(row) and isinstance(row[0], Use) and row[0].name == name
+
+
 def _one_of(rows: list[Row]) -> Node:
     options: list[Node] = [Sequence(row) for row in rows]
-    return options[0] if len(options) == 1 else Choice(tuple(options))
+    return options[0] if len(options) == 1 else Alternatives(tuple(options))
 
 
 def _opened(row: Row, cycle: set[str], trees: dict[str, Node], nullable: set[str]) -> list[Row] | None:
-    """Open the group at the head of a row, as far as a rule of the circle begins there; None if there is none."""
+    """Expand the head of a row if a rule of the cycle can begin there; None if it cannot."""
     if not row or not any(use.name in cycle for use in leading(Sequence(row), nullable)):
         return None
     head, rest = row[0], row[1:]
@@ -163,14 +169,16 @@ def _opened(row: Row, cycle: set[str], trees: dict[str, Node], nullable: set[str
             return [(trees[name], *rest)]
         case Sequence(items):
             return [(*items, *rest)]
-        case Choice(items):
+        case Alternatives(items):
             return [(item, *rest) for item in items]
-        case Repeat(item, 0, 1):
+        case Repetition(item, 0, 1):
             return [rest, (item, *rest)]
-        case Repeat(item, low, high) if low == 0 and not _is_nullable(item, nullable):
-            return [rest, (item, Repeat(item, 0, None if high is None else high - 1), *rest)]
-        case Repeat(item, low, high) if not _is_nullable(item, nullable):
-            return [(item, Repeat(item, low - 1, None if high is None else high - 1), *rest)]
+        case Repetition(item, low, high) if low == 0 and not _is_nullable(item, nullable):
+            fewer = Repetition(item=item, low=0, high=None if high is None else high - 1)
+            return [rest, (item, fewer, *rest)]
+        case Repetition(item, low, high) if not _is_nullable(item, nullable):
+            fewer = Repetition(item=item, low=low - 1, high=None if high is None else high - 1)
+            return [(item, fewer, *rest)]
     return None
 
 

@@ -20,8 +20,10 @@ class Reach:
     """One request: a text of up to `length` tokens, with `pins` at some positions, that follows a guide."""
 
     def __init__(self, guide: Guide, pins: Mapping[int, int], length: int) -> None:
-        self.guide, self.pins, self.length = guide, pins, length
-        self.last = max(pins, default=-1)
+        self.guide = guide
+        self.pins = pins
+        self.length = length
+        self.last = max(pins, default=-1)  # the position of the last pin
         self.moves = guide.every_move if pins else guide.moves
         if self.moves.next_SM.size * (self.last + 1) > MAX_WORK:
             raise InputError(
@@ -76,15 +78,15 @@ class Reach:
             return []
         states = np.arange(len(self.guide.automaton))
         possible_S = self.allows(self.last + 1, states)
-        found: list[NDArray[np.bool_]] = []
+        backwards: list[NDArray[np.bool_]] = []
         for position in range(self.last, -1, -1):
             if position in self.pins:
                 possible_S = possible_S.take(self.guide.walk_from(states, self.pins[position]))
             else:
                 possible_S = np.asarray(possible_S.take(self.moves.next_SM[: len(states)]).any(axis=1))
             possible_S[[DEAD, END]] = False
-            found.append(possible_S)
-        return found[::-1]
+            backwards.append(possible_S)
+        return backwards[::-1]
 
     def _forward(self, position: int, at_S: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return the states reachable after a position from any of some states before it."""
@@ -93,9 +95,9 @@ class Reach:
             target = self.guide.walk_from(at, self.pins[position])
         else:
             target = self.moves.next_SM[at].ravel().astype(np.int64)
-        found_S = np.zeros_like(at_S)
-        found_S[target] = True
-        found_S[DEAD] = False
+        reached_S = np.zeros_like(at_S)
+        reached_S[target] = True
+        reached_S[DEAD] = False
         if position < self.last:
-            found_S[END] = False
-        return found_S
+            reached_S[END] = False
+        return reached_S

@@ -133,15 +133,15 @@ def _categories(*names: str, maybe: tuple[str, ...] = ()) -> Chars:
 
 @cache
 def _category_table() -> dict[str, Ranges]:
-    found: dict[str, list[tuple[int, int]]] = {}
+    ranges_of: dict[str, list[tuple[int, int]]] = {}
     low, last = 0, unicodedata.category("\0")
     for code in range(1, LAST + 2):
         category = unicodedata.category(chr(code)) if code <= LAST else ""
         if category != last:
-            found.setdefault(last, []).append((low, code - 1))
+            ranges_of.setdefault(last, []).append((low, code - 1))
             low, last = code, category
-    del found["Cs"]  # surrogates are no characters in UTF-8
-    return {name: tuple(ranges) for name, ranges in found.items()}
+    del ranges_of["Cs"]  # surrogates are no characters in UTF-8
+    return {name: tuple(ranges) for name, ranges in ranges_of.items()}
 
 
 def _script(name: str) -> Chars | None:
@@ -184,9 +184,9 @@ def _variants(which: str) -> dict[int, frozenset[int]]:
 @lru_cache(maxsize=1024)
 def _with_variants(ranges: Ranges, which: str) -> Ranges:
     lows = [low for low, _ in ranges]
-    found: set[int] = set()
+    added: set[int] = set()
     for code, group in _variants(which).items():
         at = bisect_right(lows, code) - 1
         if at >= 0 and code <= ranges[at][1]:
-            found |= group
-    return union(ranges, ((code, code) for code in found))
+            added |= group
+    return union(ranges, ((code, code) for code in added))

@@ -18,7 +18,7 @@ from gesso.constraints.regex_classes import (
     one,
     unicode_property,
 )  # fmt: skip
-from gesso.constraints.syntax import Parser, Repeat, Sequence, Tree
+from gesso.constraints.syntax import Parser, Repetition, Sequence, Tree
 from gesso.errors import InputError
 
 MAX_RANGES = 1_000_000  # of characters, in all classes of an expression
@@ -74,7 +74,10 @@ class RegexParser(Parser[Leaf]):
                 f"the {name} is longer than {limits.regex_chars:,} characters (limits.regex_chars); "
                 "shorten it or raise the limit"
             )
-        self.name, self.flags, self.has_assertions, self.ranges = name, frozenset(flags), False, 0
+        self.name = name
+        self.flags = frozenset(flags)
+        self.has_assertions = False
+        self.ranges = 0  # in all classes read so far
 
     def parse(self) -> Node:
         tree = self.choice()
@@ -121,7 +124,8 @@ class RegexParser(Parser[Leaf]):
             raise self.error(self.at, "a repetition of a repetition needs a group; possessive ones are not supported")
         if isinstance(item, Look):  # one condition as often as you like
             return item if counts[0] else Sequence(())
-        return Repeat(item, *counts)
+        low, high = counts
+        return Repetition(item=item, low=low, high=high)
 
     def _next(self) -> str:
         if self.at >= len(self.text):
@@ -133,12 +137,12 @@ class RegexParser(Parser[Leaf]):
         if "x" in self.flags:
             self.match(_BLANK)
 
-    def _assertion(self, found: Assertion) -> Assertion:
+    def _assertion(self, assertion: Assertion) -> Assertion:
         self.has_assertions = True
-        return found
+        return assertion
 
-    def _chars(self, found: Chars) -> Chars:
-        return found.folded() if "i" in self.flags else found
+    def _chars(self, chars: Chars) -> Chars:
+        return chars.folded() if "i" in self.flags else chars
 
     # --- groups -------------------------------------------------------------------------------------------------------
 
@@ -156,13 +160,13 @@ class RegexParser(Parser[Leaf]):
                 return Sequence(())
             if self._set_flags(start):
                 return self.group(start)
-            flags = self.flags  # they hold until the end of the group around them
+            flags = self.flags  # they apply until the end of the enclosing group
             return Sequence(())
         finally:
             self.flags = flags
 
     def _set_flags(self, start: int) -> bool:
-        """Read flags. Return whether they hold for a group that follows."""
+        """Read flags. Return whether they apply to a group that follows."""
         for sign, problem in {
             ">": "atomic groups are not supported",
             "P=": "back-references are not supported; a text with one is not regular",
@@ -170,18 +174,18 @@ class RegexParser(Parser[Leaf]):
         }.items():
             if self.starts(sign):
                 raise self.error(start, problem)
-        found = _FLAGS.match(self.text, self.at)
-        if found is None:
+        flags = _FLAGS.match(self.text, self.at)
+        if flags is None:
             raise self.error(start, f"unknown group {self.text[start : start + 4]}")
-        self.at = found.end()
-        on, off = found[1], found[2] or ""
+        self.at = flags.end()
+        on, off = flags[1], flags[2] or ""
         for flag in on + off:
             if flag == "m":
                 raise self.error(start, "the flag m is not supported; write the line breaks into the expression")
             if flag not in "isxua":  # u and a choose sets of characters on which dialects disagree
                 raise self.error(start, f"the flag {flag} is not supported; i, s and x are")
         self.flags = (self.flags | set(on)) - set(off)
-        return found[3] == ":"
+        return flags[3] == ":"
 
     # --- characters ---------------------------------------------------------------------------------------------------
 
@@ -225,29 +229,30 @@ class RegexParser(Parser[Leaf]):
         if kind != "U" and self.take("{"):
             end = self.text.find("}", self.at)
             size = end - self.at
-            found = self.hex_char(start, size if 1 <= size <= 8 else 1)
+            char = self.hex_char(start, size if 1 <= size <= 8 else 1)
             if not self.take("}"):
                 raise self.error(start, f"\\{kind}{{ needs hexadecimal digits and }}")
-            return found
-        found = self.hex_char(start, _HEX_DIGITS[kind])
-        if kind == "u" and "\ud800" <= found <= "\udbff" and self.starts("\\u"):
+            return char
+        char = self.hex_char(start, _HEX_DIGITS[kind])
+        if kind == "u" and "\ud800" <= char <= "\udbff" and self.starts("\\u"):
             second = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})").match(self.text, self.at)
             if second:
                 self.at = second.end()
-                return chr(0x10000 + ((ord(found) - 0xD800) << 10) + int(second[1], 16) - 0xDC00)
-        return found
+                return chr(0x10000 + ((ord(char) - 0xD800) << 10) + int(second[1], 16) - 0xDC00)
+        return char
 
     def _property(self, start: int, negated: bool) -> Chars:
-        found = _PROPERTY.match(self.text, self.at)
-        if found is None:
+        prop = _PROPERTY.match(self.text, self.at)
+        if prop is None:
             raise self.error(start, "\\p needs a property of characters, such as \\p{Lu}")
-        self.at = found.end()
-        name = found[2] or found[3]
+        self.at = prop.end()
+        caret, long_name, letter = prop.groups()
+        name = long_name or letter
         chars = unicode_property(name)
         if chars is None:
             raise self.error(start, f"the property {name!r} is unknown; use a general category such as \\p{{Lu}}")
         chars = self._chars(chars)
-        return chars.negated() if negated != bool(found[1]) else chars
+        return chars.negated() if negated != bool(caret) else chars
 
     def _class(self, start: int) -> Chars:
         negated = self.take("^")
@@ -263,8 +268,8 @@ class RegexParser(Parser[Leaf]):
         self.ranges += sum(len(item.any) for item in items)
         if self.ranges > MAX_RANGES:
             raise self.error(start, "the classes are too large together; use fewer Unicode properties")
-        found = joined(*items)
-        return found.negated() if negated else found
+        chars = joined(*items)
+        return chars.negated() if negated else chars
 
     def _class_range(self) -> Chars:
         start, low = self.at, self._class_item()
@@ -285,8 +290,8 @@ class RegexParser(Parser[Leaf]):
             if posix[2] not in POSIX:
                 raise self.error(start, f"unknown class {posix[0]}")
             self.at = posix.end()
-            found = exactly(POSIX[posix[2]])
-            return found.negated() if posix[1] else found
+            chars = exactly(POSIX[posix[2]])
+            return chars.negated() if posix[1] else chars
         if self.starts("&&"):
             raise self.error(start, "intersections of classes are not supported; write && as &\\&")
         if self.take("\\b"):
@@ -294,9 +299,9 @@ class RegexParser(Parser[Leaf]):
         char = self._next()
         if char == "\\":
             flags, self.flags = self.flags, self.flags - {"i"}
-            found = self._char_escape(start)
+            chars = self._char_escape(start)
             self.flags = flags
-            return found
+            return chars
         if "x" in self.flags and char in " \t\n\r\f\v#":
             raise self.error(start, "dialects disagree on blanks and # in a class after (?x); escape them")
         return one(char)

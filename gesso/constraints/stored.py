@@ -1,9 +1,10 @@
-"""Terms as bytes, to travel to another process.
+"""Serialize terms, to send them to another process.
 
-The form is JSON: nodes, each after its parts, as [kind, ...] with the indexes of its parts. The bodies of rules follow,
-because they may contain any node. A rule has the length of its shortest text, which takes long to find.
+The format is JSON: nodes, each after its parts, as [kind, ...] with the indexes of its parts. The bodies of rules
+follow, because they may contain any node. A rule is stored with the length of its shortest text, which takes long to
+compute.
 
-A line has few nodes: the parser keeps the interpreter to itself, and an engine restores terms beside its steps.
+A line has few nodes: the JSON parser holds the interpreter lock, and an engine restores terms between its steps.
 """
 
 import json
@@ -16,9 +17,9 @@ from gesso.constraints.terms import (  # fmt: skip
     Alt,
     Both,
     Bytes,
+    NamedTerm,
     Not,
     Repeat,
-    Rule,
     Seq,
     alt,
     both,
@@ -32,22 +33,23 @@ NODES = 1000  # in a line
 
 
 def to_bytes(term: Term) -> bytes:
+    """Return the serialized form of a term."""
     index: dict[Term, int] = {NOTHING: 0, EMPTY: 1}
     nodes: list[list[Any]] = []
     waiting: list[Term] = [term]
-    bodies: list[Rule] = []
+    bodies: list[NamedTerm] = []
     while waiting:
         top = waiting[-1]
         if top in index:
             waiting.pop()
             continue
         missing = [part for part in _parts(top) if part not in index]
-        if missing and not isinstance(top, Rule):
+        if missing and not isinstance(top, NamedTerm):
             waiting += missing
             continue
         waiting.pop()
         index[top] = len(nodes) + 2
-        if isinstance(top, Rule):
+        if isinstance(top, NamedTerm):
             bodies.append(top)
             nodes.append(["rule", top.name, top.least])
             waiting.insert(0, top.body)
@@ -60,32 +62,34 @@ def to_bytes(term: Term) -> bytes:
 
 
 def from_bytes(data: bytes) -> Term:
-    found: list[Term] = [NOTHING, EMPTY]
+    """Return the term of a serialized form."""
+    terms: list[Term] = [NOTHING, EMPTY]
     for kind, *args in (node for line in data.split(b"\n") for node in json.loads(line)):
         match kind:
             case "rule":
-                found.append(rule := Rule(args[0]))
+                rule: Term = NamedTerm(args[0])
                 rule._least = args[1]
+                terms.append(rule)
             case "bytes":
-                found.append(one_of(int(args[0], 16)))
+                terms.append(one_of(int(args[0], 16)))
             case "seq":
-                found.append(seq(found[args[0]], found[args[1]]))
+                terms.append(seq(terms[args[0]], terms[args[1]]))
             case "alt":
-                found.append(alt(found[i] for i in args))
+                terms.append(alt(terms[i] for i in args))
             case "repeat":
-                found.append(repeat(found[args[0]], args[1], args[2]))
+                terms.append(repeat(terms[args[0]], args[1], args[2]))
             case "digits":
-                found.append(digits(*args))
+                terms.append(digits(*args))
             case "both":
-                found.append(both(found[i] for i in args))
+                terms.append(both(terms[i] for i in args))
             case "not":
-                found.append(complement(found[args[0]]))
+                terms.append(complement(terms[args[0]]))
             case "body":
-                rule = found[args[0]]
-                assert isinstance(rule, Rule)
-                rule.body = found[args[1]]
+                rule = terms[args[0]]
+                assert isinstance(rule, NamedTerm)
+                rule.body = terms[args[1]]
             case "root":
-                return found[args[0]]
+                return terms[args[0]]
     raise AssertionError("a stored term has no root")
 
 

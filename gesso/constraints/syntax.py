@@ -8,7 +8,7 @@ from typing import Generic, TypeVar, Union
 from gesso.errors import InputError
 
 Leaf = TypeVar("Leaf")
-Tree = Union[Leaf, "Sequence[Leaf]", "Choice[Leaf]", "Repeat[Leaf]"]  # noqa: UP007 (a quoted name has no |)
+Tree = Union[Leaf, "Sequence[Leaf]", "Alternatives[Leaf]", "Repetition[Leaf]"]  # noqa: UP007 (a quoted name has no |)
 
 MAX_COUNT = 10**6  # of a repetition
 
@@ -21,12 +21,12 @@ class Sequence(Generic[Leaf]):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Generic[Leaf]):
+class Alternatives(Generic[Leaf]):
     items: tuple[Tree[Leaf], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat(Generic[Leaf]):
+class Repetition(Generic[Leaf]):
     item: Tree[Leaf]
     low: int
     high: int | None  # None: no upper limit
@@ -40,7 +40,9 @@ class Parser(ABC, Generic[Leaf]):
     integer = re.compile("[0-9]{1,18}")
 
     def __init__(self, text: str) -> None:
-        self.text, self.at, self.nest = text, 0, 0
+        self.text = text
+        self.at = 0  # the position of the next character
+        self.nest = 0  # groups that are open
 
     @abstractmethod
     def error(self, at: int, problem: str) -> InputError:
@@ -58,7 +60,7 @@ class Parser(ABC, Generic[Leaf]):
         options = [self.sequence()]
         while self.take("|"):
             options.append(self.sequence())
-        return options[0] if len(options) == 1 else Choice(tuple(options))
+        return options[0] if len(options) == 1 else Alternatives(tuple(options))
 
     def sequence(self) -> Tree[Leaf]:
         items: list[Tree[Leaf]] = []
@@ -86,16 +88,18 @@ class Parser(ABC, Generic[Leaf]):
         if not self.take("{"):
             return None
         low = self._integer()
-        high = (None if self.starts("}") else self._integer()) if self.take(",") else low
+        high: int | None = low
+        if self.take(","):
+            high = None if self.starts("}") else self._integer()
         if not self.take("}") or (high is not None and low > high):
             raise self.error(start, "a count must look like {2}, {2,} or {2,5}")
-        return self.checked_counts(start, low, high)
+        self.check_counts(start, low, high)
+        return low, high
 
-    def checked_counts(self, start: int, low: int, high: int | None) -> tuple[int, int | None]:
+    def check_counts(self, start: int, low: int, high: int | None) -> None:
         """Reject counts that are too high."""
         if max(low, high or 0) > MAX_COUNT:
             raise self.error(start, f"counts go up to {MAX_COUNT:,}; leave the upper one out")
-        return low, high
 
     def _integer(self) -> int:
         digits = self.match(self.integer)
@@ -116,17 +120,17 @@ class Parser(ABC, Generic[Leaf]):
 
     def take(self, sign: str) -> bool:
         """Skip a sign and the blanks after it, if it comes next."""
-        found = self.starts(sign)
-        if found:
-            self.at += len(sign)
-            self.match(self.blank)
-        return found
+        if not self.starts(sign):
+            return False
+        self.at += len(sign)
+        self.match(self.blank)
+        return True
 
     def match(self, pattern: re.Pattern[str]) -> str | None:
         """Read the text that a pattern matches here, and skip the blanks after it."""
-        found = pattern.match(self.text, self.at)
-        if found is None:
+        token = pattern.match(self.text, self.at)
+        if token is None:
             return None
-        blank = self.blank.match(self.text, found.end())
-        self.at = blank.end() if blank else found.end()
-        return found.group()
+        blank = self.blank.match(self.text, token.end())
+        self.at = blank.end() if blank else token.end()
+        return token.group()

@@ -1,8 +1,8 @@
-"""A language of texts, and what is left of it after a byte: the base of all terms.
+"""The base of all terms: a set of texts, and its derivative by a byte.
 
-A term describes a set of texts, byte by byte. `after` is Brzozowski's derivative: the texts that complete those which
-begin with a byte. So a term is a state of an automaton, and its states are made only when a text reaches them. That
-keeps counts as numbers, and recursion to any depth as a sequence of what is still to come.
+A term describes a set of texts, byte by byte. `after` is Brzozowski's derivative: the rests of the texts that begin
+with a byte. A term is therefore a state of an automaton, and states are created only when a text reaches them. Counts
+stay numbers, and recursion to any depth is a sequence of the parts that are still to come.
 """
 
 import heapq
@@ -52,11 +52,10 @@ class Term:
         return self._masks
 
     def after(self, byte: int) -> "Term":
-        """Return the texts that complete those which begin with a byte."""
-        found = self._after.get(byte)  # kept, because many terms share their parts
-        if found is None:
-            found = self._after[byte] = self._derive(byte)
-        return found
+        """Return the rests of the texts that begin with a byte."""
+        if byte not in self._after:  # cached, because many terms share their parts
+            self._after[byte] = self._derive(byte)
+        return self._after[byte]
 
     def bound(self) -> int:
         """Return a lower bound on the length of the texts, in less time than `least` may take."""
@@ -114,23 +113,24 @@ def shortest(term: Term) -> int:
     """Return the length of a shortest text of an intersection or a complement, by A* over the terms after each byte."""
     ties = count()
     queue = [(term.bound(), 0, next(ties), term)]  # of texts with the same bound, the longest first
-    found: dict[Term, tuple[int, Term | None]] = {term: (0, None)}  # length of the text so far, and the term before
+    reached: dict[Term, tuple[int, Term | None]] = {term: (0, None)}  # length of the text so far, and the term before
     work = 0
     while queue:
         _, minus_length, _, at = heapq.heappop(queue)
         length = -minus_length
-        if length > found[at][0] or at._least == FAR:
+        if length > reached[at][0] or at._least == FAR:
             continue
         if at.nullable or at._least is not None:
-            total, on_path = length + (at._least or 0), found[at][1]
+            total = length + (at._least or 0)
+            on_path = reached[at][1]
             while on_path is not None:  # all terms on the way to the end are measured now
-                on_path._least = total - found[on_path][0]
-                on_path = found[on_path][1]
+                on_path._least = total - reached[on_path][0]
+                on_path = reached[on_path][1]
             return total
         for mask in at.masks:
             target = at.after((mask & -mask).bit_length() - 1)
-            if target is not NOTHING and (target not in found or length + 1 < found[target][0]):
-                found[target] = length + 1, at
+            if target is not NOTHING and (target not in reached or length + 1 < reached[target][0]):
+                reached[target] = length + 1, at
                 heapq.heappush(queue, (length + 1 + target.bound(), -length - 1, next(ties), target))
         work += len(at.masks)
         if work > MAX_SEARCH:
@@ -143,12 +143,12 @@ def refine(masks: Masks, others: Masks) -> Masks:
     for other in others:
         if other in masks or other == ALL_BYTES:
             continue
-        found = []
+        pieces = []
         for mask in masks:
             inside = mask & other
             if inside and inside != mask:
-                found += [inside, mask ^ inside]
+                pieces += [inside, mask ^ inside]
             else:
-                found.append(mask)
-        masks = tuple(found)
+                pieces.append(mask)
+        masks = tuple(pieces)
     return masks

@@ -47,14 +47,14 @@ class Seq(Term):
         self.head, self.tail = head, tail
 
     def _derive(self, byte: int) -> Term:
-        found: list[Term] = []
-        rest: Term = self
-        while isinstance(rest, Seq):  # a loop, because a sequence may be long
-            found.append(seq(rest.head.after(byte), rest.tail))
-            if not rest.head.nullable:
-                return alt(found)
-            rest = rest.tail
-        return alt([*found, rest.after(byte)])
+        rests: list[Term] = []
+        part: Term = self
+        while isinstance(part, Seq):  # a loop, because a sequence may be long
+            rests.append(seq(part.head.after(byte), part.tail))
+            if not part.head.nullable:
+                return alt(rests)
+            part = part.tail
+        return alt([*rests, part.after(byte)])
 
     def _measure(self) -> int:
         chain: list[Seq] = []
@@ -78,11 +78,11 @@ class Seq(Term):
 
     def _split(self) -> Masks:
         head, rest = self.head, self.tail
-        found = head.masks
+        masks = head.masks
         while head.nullable and rest is not EMPTY:
             head, rest = (rest.head, rest.tail) if isinstance(rest, Seq) else (rest, EMPTY)
-            found = refine(found, head.masks)
-        return found
+            masks = refine(masks, head.masks)
+        return masks
 
 
 @final
@@ -110,10 +110,10 @@ class Alt(Term):
         return min(item.bound() for item in self.items)
 
     def _split(self) -> Masks:
-        found: Masks = (ALL_BYTES,)
+        masks: Masks = (ALL_BYTES,)
         for item in self.items:
-            found = refine(found, item.masks)
-        return found
+            masks = refine(masks, item.masks)
+        return masks
 
 
 @final
@@ -124,7 +124,9 @@ class Repeat(Term):
 
     def __init__(self, item: Term, low: int, high: int | None) -> None:
         super().__init__(item)
-        self.item, self.low, self.high = item, low, high
+        self.item = item
+        self.low = low
+        self.high = high
 
     def _derive(self, byte: int) -> Term:
         fewer = repeat(self.item, max(self.low - 1, 0), None if self.high is None else self.high - 1)
@@ -164,10 +166,10 @@ class Both(Term):
         return max(item.bound() for item in self.items)
 
     def _split(self) -> Masks:
-        found: Masks = (ALL_BYTES,)
+        masks: Masks = (ALL_BYTES,)
         for item in self.items:
-            found = refine(found, item.masks)
-        return found
+            masks = refine(masks, item.masks)
+        return masks
 
 
 @final
@@ -198,15 +200,16 @@ class Not(Term):
 
 
 @final
-class Rule(Term):
-    """A term with a name, which may contain itself. `settle` must be called when all bodies are given."""
+class NamedTerm(Term):
+    """A rule: a term with a name, which may contain itself. Call `settle` when all bodies are set."""
 
     __slots__ = ("body", "name")
     body: Term
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.name, self.body = name, NOTHING
+        self.name = name
+        self.body = NOTHING
         self.has_rule = True
 
     def _derive(self, byte: int) -> Term:
@@ -225,14 +228,14 @@ class Rule(Term):
 def _term(kind: type[Term], *parts: Any) -> Term:
     """Return the term of a kind with these parts. Threads that make it at the same time get the same object."""
     key = kind, *parts
-    found = _interned.get(key)
-    if found is None:
+    term = _interned.get(key)
+    if term is None:
         count_term()
         with _interning:
-            found = _interned.get(key)
-            if found is None:
-                found = _interned[key] = kind(*parts)
-    return found
+            term = _interned.get(key)
+            if term is None:
+                term = _interned[key] = kind(*parts)
+    return term
 
 
 def one_of(mask: int) -> Term:
@@ -254,17 +257,17 @@ def literal(text: str | bytes) -> Term:
             raise InputError(
                 f"{text!r} contains half of a surrogate pair, which UTF-8 cannot encode; remove that character"
             ) from None
-    found: Term = EMPTY
+    rest: Term = EMPTY
     for byte in reversed(text):
-        found = _pair(_SINGLE[byte], found)
-    return found
+        rest = _pair(_SINGLE[byte], rest)
+    return rest
 
 
 def seq(*parts: Term) -> Term:
     """Return the texts of all parts in a row."""
     if NOTHING in parts:
         return NOTHING
-    found = parts[-1] if parts else EMPTY
+    rest = parts[-1] if parts else EMPTY
     for part in reversed(parts[:-1]):
         heads = []
         while isinstance(part, Seq):
@@ -273,8 +276,8 @@ def seq(*parts: Term) -> Term:
         if part is not EMPTY:
             heads.append(part)
         for head in reversed(heads):
-            found = _pair(head, found)
-    return found
+            rest = _pair(head, rest)
+    return rest
 
 
 def _pair(head: Term, tail: Term) -> Term:
@@ -282,7 +285,7 @@ def _pair(head: Term, tail: Term) -> Term:
         return head
     if tail is NOTHING:
         return NOTHING
-    # x*x* is x*. This keeps the states of a text without a limit few.
+    # x*x* is x*. This keeps the number of states of an unlimited text small.
     second = tail.head if isinstance(tail, Seq) else tail
     if head is second and isinstance(head, Repeat) and head.low == 0 and head.high is None:
         return tail
@@ -291,19 +294,19 @@ def _pair(head: Term, tail: Term) -> Term:
 
 def alt(parts: Iterable[Term]) -> Term:
     """Return the texts of any part."""
-    kept: dict[Term, None] = {}
+    items: dict[Term, None] = {}  # a set in order
     for part in parts:
         if isinstance(part, Alt):
-            kept.update(dict.fromkeys(part.items))
+            items.update(dict.fromkeys(part.items))
         elif part is not NOTHING:
-            kept[part] = None
-    if ANYTHING in kept:
+            items[part] = None
+    if ANYTHING in items:
         return ANYTHING
-    if len(kept) > 1:
-        kept = _merged(kept)
-    if len(kept) < 2:
-        return next(iter(kept), NOTHING)
-    return _term(Alt, tuple(sorted(kept, key=id)))
+    if len(items) > 1:
+        items = _merged(items)
+    if len(items) < 2:
+        return next(iter(items), NOTHING)
+    return _term(Alt, tuple(sorted(items, key=id)))
 
 
 def _merged(parts: dict[Term, None]) -> dict[Term, None]:
@@ -311,7 +314,9 @@ def _merged(parts: dict[Term, None]) -> dict[Term, None]:
 
     Without this, the alternatives of an ambiguous text would multiply.
     """
-    mask, tails, counts = 0, dict[Term, list[Term]](), dict[tuple[Term, Term], list[tuple[int, int | None]]]()
+    mask = 0  # of all sets of bytes
+    tails: dict[Term, list[Term]] = {}  # by head
+    counts: dict[tuple[Term, Term], list[tuple[int, int | None]]] = {}  # by item and tail
     for part in parts:
         head, tail = (part.head, part.tail) if isinstance(part, Seq) else (part, EMPTY)
         if isinstance(part, Bytes):
@@ -320,29 +325,29 @@ def _merged(parts: dict[Term, None]) -> dict[Term, None]:
             counts.setdefault((head.item, tail), []).append((head.low, head.high))
         else:
             tails.setdefault(head, []).append(tail)
-    kept: dict[Term, None] = {}
+    merged: dict[Term, None] = {}
     if mask:
-        kept[one_of(mask)] = None
+        merged[one_of(mask)] = None
     for (item, tail), ranges in counts.items():
         for low, high in _joined(ranges):
-            kept[seq(repeat(item, low, high), tail)] = None
+            merged[seq(repeat(item, low, high), tail)] = None
     for head, after in tails.items():
-        kept[_pair(head, after[0] if len(after) == 1 else alt(after))] = None
-    return kept
+        merged[_pair(head, after[0] if len(after) == 1 else alt(after))] = None
+    return merged
 
 
 def _joined(ranges: list[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
     """Join ranges of counts that overlap or touch."""
     if len(ranges) == 1:
         return ranges
-    found: list[tuple[int, int | None]] = []
-    for low, high in sorted(ranges, key=lambda one: one[0]):
-        if found and (found[-1][1] is None or low <= found[-1][1] + 1):
-            before = found[-1][1]
-            found[-1] = found[-1][0], None if before is None or high is None else max(before, high)
+    joined: list[tuple[int, int | None]] = []
+    for low, high in sorted(ranges, key=lambda counts: counts[0]):
+        if joined and (joined[-1][1] is None or low <= joined[-1][1] + 1):
+            first, last = joined[-1]
+            joined[-1] = first, None if last is None or high is None else max(last, high)
         else:
-            found.append((low, high))
-    return found
+            joined.append((low, high))
+    return joined
 
 
 def repeat(item: Term, low: int, high: int | None) -> Term:
@@ -368,20 +373,21 @@ def optional(item: Term) -> Term:
 
 def both(parts: Iterable[Term]) -> Term:
     """Return the texts that belong to all parts, of which none contains a rule."""
-    kept: dict[Term, None] = {}
+    items: dict[Term, None] = {}  # a set in order
     for part in parts:
-        kept.update(dict.fromkeys(part.items) if isinstance(part, Both) else {part: None})
-    kept.pop(ANYTHING, None)
-    assert not any(part.has_rule for part in kept), "an intersection contains a rule"
-    if NOTHING in kept:
+        items.update(dict.fromkeys(part.items) if isinstance(part, Both) else {part: None})
+    items.pop(ANYTHING, None)
+    assert not any(item.has_rule for item in items), "an intersection contains a rule"
+    if NOTHING in items:
         return NOTHING
-    if EMPTY in kept:
-        return EMPTY if all(part.nullable for part in kept) else NOTHING
-    if any(isinstance(part, Not) and any(is_within(other, part.item) for other in kept) for part in kept):
-        return NOTHING  # known at once; the search for a shortest text would try all counts of the other part
-    if len(kept) < 2:
-        return next(iter(kept), ANYTHING)
-    return _term(Both, tuple(sorted(kept, key=id)))
+    if EMPTY in items:
+        return EMPTY if all(item.nullable for item in items) else NOTHING
+    excluded = [item.item for item in items if isinstance(item, Not)]
+    if any(is_within(item, other) for other in excluded for item in items):
+        return NOTHING  # cheaper than the search for a shortest text, which would try all counts of the item
+    if len(items) < 2:
+        return next(iter(items), ANYTHING)
+    return _term(Both, tuple(sorted(items, key=id)))
 
 
 def is_within(inner: Term, outer: Term) -> bool:

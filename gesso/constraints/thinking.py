@@ -1,6 +1,6 @@
-"""Let a constraint begin after the model's thoughts.
+"""Apply a constraint after the model's thoughts.
 
-In a chat, thoughts are text between two special tokens, as `gesso.chat.answer` reads them. In a term, each of these
+In a chat, thoughts are text between two special tokens, which `gesso.chat.answer` parses. In a term, each of these
 tokens is a byte that no text contains, like the tags of tool calls in `tools`.
 """
 
@@ -14,9 +14,9 @@ MAX_NEWLINES = 2  # between thoughts and answer; they belong to neither
 
 
 def after_thinking(term: Term) -> Term:
-    """Return the texts of a term, before each of which there may be thoughts.
+    """Return the texts of a term, each with optional thoughts before it.
 
-    The model decides whether it thinks and for how long: as long as the answer still fits.
+    The model decides whether it thinks and for how long, as long as the answer still fits.
     """
     begin, end = one_of(1 << BEGIN), one_of(1 << END)
     newlines = repeat(literal("\n"), 0, MAX_NEWLINES)

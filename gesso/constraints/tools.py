@@ -1,10 +1,11 @@
 """The texts of tool calls, in the model's own syntax, with bytes for its special tokens."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gesso.constraints.limits import Limits
-from gesso.constraints.schema.compile import Compiled, schema_term
+from gesso.constraints.schema.compile import CompiledConstraint, schema_term
 from gesso.constraints.schema.dialects import CALL, CALL_END, CALL_QUOTE, CALLS
 from gesso.constraints.term import Term
 from gesso.constraints.terms import alt, literal, one_of, optional, repeat, seq
@@ -21,18 +22,18 @@ NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "addition
 
 
 def chosen(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the functions one of which must be called; none if the model decides or must not call any."""
+    """Return the functions of which one must be called; none if the model decides or must not call any."""
     functions = [tool["function"] for tool in tools]
     if isinstance(choice, str) and choice in CHOICES:
         if choice == "required" and not functions:
             raise InputError('tool_choice is "required", but there are no tools; pass tools')
         return functions if choice == "required" else []
     name = choice if isinstance(choice, str) else _function_name(choice)
-    found = [function for function in functions if function["name"] == name]
-    if not found:
-        known = ", ".join(repr(function["name"]) for function in functions) or "none"
-        raise InputError(f"tool_choice names {name!r}; the tools are: {known}")
-    return found
+    named = [function for function in functions if function["name"] == name]
+    if not named:
+        names = ", ".join(repr(function["name"]) for function in functions) or "none"
+        raise InputError(f"tool_choice names {name!r}; the tools are: {names}")
+    return named
 
 
 def _function_name(choice: Mapping[str, Any]) -> str:
@@ -45,25 +46,27 @@ def _function_name(choice: Mapping[str, Any]) -> str:
     return str(function["name"])
 
 
-def calls_term(functions: Sequence[Mapping[str, Any]], *, parallel: bool, limits: Limits) -> Compiled:
+def calls_term(functions: Sequence[Mapping[str, Any]], *, parallel: bool, limits: Limits) -> CompiledConstraint:
     """Return one call of these functions, or up to eight with `parallel`, with valid arguments."""
-    found = [_call(function, limits) for function in functions]
-    call = seq(_mark("<|tool_call>"), alt(one.term for one in found), _mark("<tool_call|>"))
-    return Compiled(
-        repeat(call, 1, MAX_CALLS) if parallel else call,
-        tuple(warning for one in found for warning in one.warnings),
-        tuple(pointer for one in found for pointer in one.checked),
+    calls = [_call(function, limits) for function in functions]
+    any_call = seq(_mark("<|tool_call>"), alt(call.term for call in calls), _mark("<tool_call|>"))
+    return CompiledConstraint(
+        term=repeat(any_call, 1, MAX_CALLS) if parallel else any_call,
+        warnings=tuple(warning for call in calls for warning in call.warnings),
+        checked=tuple(pointer for call in calls for pointer in call.checked),
     )
 
 
-def optional_calls_term(functions: Sequence[Mapping[str, Any]], *, parallel: bool, limits: Limits) -> Compiled:
+def optional_calls_term(
+    functions: Sequence[Mapping[str, Any]], *, parallel: bool, limits: Limits
+) -> CompiledConstraint:
     """Return any text, which calls of these functions with valid arguments may follow."""
     calls = calls_term(functions, parallel=parallel, limits=limits)
     text = repeat(one_of((1 << CALL) - 1), 0, None)
-    return Compiled(seq(text, optional(calls.term)), calls.warnings, calls.checked)
+    return replace(calls, term=seq(text, optional(calls.term)))
 
 
-def _call(function: Mapping[str, Any], limits: Limits) -> Compiled:
+def _call(function: Mapping[str, Any], limits: Limits) -> CompiledConstraint:
     name, parameters = function["name"], function.get("parameters") or {}
     if parameters.get("type", "object") != "object":
         raise InputError(f"the parameters of the tool {name!r} must be the schema of an object")
@@ -72,13 +75,13 @@ def _call(function: Mapping[str, Any], limits: Limits) -> Compiled:
     ):
         parameters = NO_ARGUMENTS  # a tool that declares no arguments takes none
     try:
-        found = schema_term({"type": "object", **parameters}, limits=limits, dialect=CALLS)
+        arguments = schema_term({"type": "object", **parameters}, limits=limits, dialect=CALLS)
     except InputError as error:
         raise InputError(f"tool {name!r}: {error}") from None
-    return Compiled(
-        seq(literal(f"call:{name}"), found.term),
-        tuple(f"tool {name!r}: {warning}" for warning in found.warnings),
-        tuple(f"tool {name!r}: {pointer}" for pointer in found.checked),
+    return CompiledConstraint(
+        term=seq(literal(f"call:{name}"), arguments.term),
+        warnings=tuple(f"tool {name!r}: {warning}" for warning in arguments.warnings),
+        checked=tuple(f"tool {name!r}: {pointer}" for pointer in arguments.checked),
     )
 
 

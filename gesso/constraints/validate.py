@@ -1,12 +1,12 @@
-"""Check a finished answer against its JSON schema, by the `jsonschema-rs` package.
+"""Check a finished answer against its JSON schema with the `jsonschema-rs` package.
 
-The automaton of a constraint keeps most of a schema by itself, but not all: the values of an array may have to differ,
-and a key may occur once only. So every answer is checked before it is returned.
+The automaton of a constraint enforces most of a schema, but not all of it: for example, that the values of an array
+differ, or that a key occurs only once. Every answer is therefore checked before it is returned.
 
 A schema is read as the constraint reads it: OpenAPI's `nullable` counts, a pattern that the package cannot read is left
 to the constraint, and nothing is ever fetched from another host.
 
-Functions import `jsonschema_rs` when they need it: processes that check no answers do without its 15 MB.
+Functions import `jsonschema_rs` when they need it: processes that check no answers save its 15 MB.
 """
 
 import json
@@ -20,7 +20,7 @@ from gesso.constraints.schema.drafts import draft_read, validator_class
 from gesso.constraints.schema.openapi import standard_schema
 from gesso.constraints.schema.walk import mapped
 
-KEPT = 64  # validators of the schemas used last
+CACHED_VALIDATORS = 64  # of the schemas used last
 # The package recurses on the stack of the thread. With 60 subschemas of each value, 800 levels fit into 8 MB.
 MAX_DEPTH = 500
 TOO_DEEP = "$: it is nested too deeply to be checked"
@@ -118,7 +118,7 @@ def _reject_constant(name: str) -> None:
 # --- validators -------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED_VALIDATORS)
 def _validator(source: str) -> Any:
     """Return the validator of a schema, given as JSON."""
     import jsonschema_rs
@@ -140,18 +140,21 @@ def _not_fetched(uri: str) -> Any:
 
 
 def _readable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what no validator needs, and patterns that the package cannot read: the constraint keeps them."""
-    kept = {keyword: value for keyword, value in schema.items() if keyword not in NOTES}
-    if isinstance(kept.get("required"), bool):  # draft 3
-        del kept["required"]
-    pattern = kept.get("pattern")
+    """Return a schema without annotations and without patterns that the package cannot read.
+
+    The constraint enforces these patterns.
+    """
+    readable = {keyword: value for keyword, value in schema.items() if keyword not in NOTES}
+    if isinstance(readable.get("required"), bool):  # draft 3
+        del readable["required"]
+    pattern = readable.get("pattern")
     if isinstance(pattern, str) and not _is_readable(pattern):
-        del kept["pattern"]
-    patterns = kept.get("patternProperties")
+        del readable["pattern"]
+    patterns = readable.get("patternProperties")
     if isinstance(patterns, dict) and not all(map(_is_readable, patterns)):
         for keyword in OTHER_NAMES:
-            kept.pop(keyword, None)
-    return kept
+            readable.pop(keyword, None)
+    return readable
 
 
 def _is_readable(pattern: str) -> bool:

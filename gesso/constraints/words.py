@@ -23,11 +23,12 @@ LONGEST = 20  # bytes of a candidate; shorter tokens can write the text of a lon
 
 class Words:
     def __init__(self, bytes_of: Mapping[int, bytes], vocab_size: int) -> None:
-        """`bytes_of` has the tokens that write text. If several write the same bytes, the first is the candidate.
+        """Index the tokens that write text, given by `bytes_of`. If several write the same bytes, the first is used.
 
-        Words longer than `LONGEST` are valid in a text, but no candidates.
+        Words longer than `LONGEST` are valid in a text, but never candidates.
         """
-        self.bytes_of, self.vocab_size = bytes_of, vocab_size
+        self.bytes_of = bytes_of
+        self.vocab_size = vocab_size
         self.token_of: dict[bytes, int] = {}
         for token, word in bytes_of.items():
             if len(word) <= LONGEST:
@@ -38,8 +39,8 @@ class Words:
     def of(cls, tokenizer: Tokenizer, vocab_size: int, named: Mapping[int, int] = MappingProxyType({})) -> "Words":
         """Return the words of a tokenizer. Special tokens have none, except that those in `named` write a byte > 0xF7.
 
-        Tokens of single bytes come last, so that another token with the same text is the candidate. A model has hardly
-        seen the byte token in training, and would make every "2" and every "q" as unlikely as possible.
+        Tokens of single bytes come last, so that another token with the same text is the candidate. Byte tokens are
+        rare in training data, so the model would give every "2" and every "q" a very low probability.
         """
         bytes_of: dict[int, bytes] = {}
         byte_tokens: dict[int, bytes] = {}
@@ -47,27 +48,29 @@ class Words:
             if token in tokenizer.special_ids:
                 if token in named:
                     bytes_of[token] = bytes([named[token]])
-            elif found := BYTE.fullmatch(text):
-                if (byte := int(found[1], 16)) <= LAST_BYTE:
+            elif byte_token := BYTE.fullmatch(text):
+                byte = int(byte_token[1], 16)
+                if byte <= LAST_BYTE:
                     byte_tokens[token] = bytes([byte])
             elif word := text.encode():
                 (byte_tokens if token in tokenizer.byte_ids else bytes_of)[token] = word
         return cls({**bytes_of, **byte_tokens}, vocab_size)
 
     def warm_up(self) -> None:
-        """Build the tables that searches read now instead of with the first search."""
+        """Build the tables of searches now instead of with the first search."""
         _ = self.bytes_VL, self.length_V, self.plain_V
 
     @cached_property
     def bytes_VL(self) -> NDArray[np.int64]:
         """The bytes of every token, padded with STAY."""
-        found_VL = np.full((self.vocab_size, LONGEST), STAY, np.int64)
+        bytes_VL = np.full((self.vocab_size, LONGEST), STAY, np.int64)
         tokens, words = zip(*self._short(), strict=True)
         lengths = np.fromiter(map(len, words), np.int64, len(words))
         ends = np.repeat(lengths.cumsum(), lengths)
         joined = np.frombuffer(b"".join(words), np.uint8)
-        found_VL[np.repeat(tokens, lengths), np.arange(len(joined)) - ends + np.repeat(lengths, lengths)] = joined
-        return found_VL
+        places = np.arange(len(joined)) - ends + np.repeat(lengths, lengths)
+        bytes_VL[np.repeat(tokens, lengths), places] = joined
+        return bytes_VL
 
     @cached_property
     def length_V(self) -> NDArray[np.int16]:
@@ -93,29 +96,30 @@ class Words:
         allowed = automaton.row(state).nonzero()[0].tolist()
         if sum(bytes([byte]) in self.token_of for byte in allowed) > limit:  # faster than walking all words
             return None
-        found: list[tuple[int, int]] = []
+        followers: list[tuple[int, int]] = []
         for word, target in self._walk(automaton, state):
-            found.append((self.token_of[word], target))
-            if len(found) > limit:
+            followers.append((self.token_of[word], target))
+            if len(followers) > limit:
                 return None
-        return found
+        return followers
 
     def targets(self, automaton: Automaton, state: int) -> list[tuple[int, int]]:
         """Return (token, next state), with one candidate for each state that some candidate reaches."""
-        found: dict[int, int] = {}
-        token, at = self._candidates, np.full(len(self._candidates), state)  # of the words that have bytes left
+        token_to: dict[int, int] = {}  # token by next state
+        token = self._candidates  # the words that have bytes left
+        at = np.full(len(token), state)  # the state that each of them has reached
         for place in range(LONGEST + 1):
             byte = self.bytes_VL[token, place] if place < LONGEST else np.full(len(token), STAY)
             ended = byte == STAY
             for target, first in zip(*np.unique(at[ended], return_index=True), strict=True):
-                found.setdefault(int(target), int(token[ended][first]))
+                token_to.setdefault(int(target), int(token[ended][first]))
             token, at = token[~ended], at[~ended]
             automaton.fill(at)
             at = automaton.next_SB[at, byte[~ended]].astype(np.int64)
             token, at = token[at != DEAD], at[at != DEAD]
             if not len(token):
                 break
-        return [(token, target) for target, token in found.items()]
+        return [(token, target) for target, token in token_to.items()]
 
     @cached_property
     def _candidates(self) -> NDArray[np.int64]:

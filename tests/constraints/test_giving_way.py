@@ -7,7 +7,7 @@ import pytest
 
 from gesso.constraints import budget
 from gesso.constraints.automaton import Automaton
-from gesso.constraints.budget import give_way_to_passes, going_first, held
+from gesso.constraints.budget import give_way_to_passes, going_first, holding
 from gesso.constraints.limits import Limits
 from gesso.constraints.regex import regex_term
 from gesso.engine.engine import Engine
@@ -45,7 +45,7 @@ def test_a_thread_that_another_waits_for_does_not_rest(rests):
     with ThreadPoolExecutor(1, initializer=give_way_to_passes) as beside, going_first(True):
 
         def work():
-            with held(lock):
+            with holding(lock):
                 begun.set()
                 while not budget._waiting:
                     pass
@@ -55,7 +55,7 @@ def test_a_thread_that_another_waits_for_does_not_rest(rests):
         begun = Event()
         done = beside.submit(work)
         begun.wait()
-        with held(lock):
+        with holding(lock):
             assert done.result() == (True, 0) and not budget._waiting
 
 

@@ -247,12 +247,12 @@ def test_constraint_whose_states_take_too_long_is_rejected():
 
 def test_memory_of_compiled_constraints_is_bounded(tiny, monkeypatch):
     guides = Guides(tiny.tokenizer, tiny.config.vocab_size, frozenset([1]))
-    monkeypatch.setattr("gesso.constraints.constraint.KEPT_BYTES", 100_000)
+    monkeypatch.setattr("gesso.constraints.constraint.MAX_CACHED_BYTES", 100_000)
     for regex in ("a{20}", "b{20}", "c{20}", "d{90}"):
         kept = guides.guide(regex=regex)
-    assert list(guides._kept.values()) == [kept]
+    assert list(guides._cached.values()) == [kept]
     again = guides.guide(regex="a{9}")
-    assert list(guides._kept.values()) == [again] and guides.guide(regex="a{9}") is again
+    assert list(guides._cached.values()) == [again] and guides.guide(regex="a{9}") is again
     known = again._cached_step
     for token in range(tiny.config.vocab_size):
         again.walk(START, [token])

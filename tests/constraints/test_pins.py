@@ -121,12 +121,12 @@ def test_tables_for_pins_count_as_memory_of_constraints(tiny, monkeypatch):
     guides = Guides(tiny.tokenizer, tiny.config.vocab_size, frozenset([1]))
     regexes = ["[a-z]{1,20}", "[b-z]{1,20}"]
     pair = [guides.guide(regex=regex) for regex in regexes]
-    monkeypatch.setattr("gesso.constraints.constraint.KEPT_BYTES", sum(guide.nbytes for guide in pair))
-    assert guides.guide(regex=regexes[1]) is pair[1] and list(guides._kept.values()) == pair
+    monkeypatch.setattr("gesso.constraints.constraint.MAX_CACHED_BYTES", sum(guide.nbytes for guide in pair))
+    assert guides.guide(regex=regexes[1]) is pair[1] and list(guides._cached.values()) == pair
     before, every = pair[1].nbytes, pair[1].every_move  # computed by the first request with pins
     assert pair[1].nbytes >= before + every.nbytes
     assert every.code_SM.itemsize == every.next_SM.itemsize == 4
-    assert guides.guide(regex=regexes[1]) is pair[1] and list(guides._kept.values()) == [pair[1]]
+    assert guides.guide(regex=regexes[1]) is pair[1] and list(guides._cached.values()) == [pair[1]]
 
 
 def test_targets_has_one_word_per_reachable_state(tiny):

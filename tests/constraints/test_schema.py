@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema_rs import validator_for
 
-from gesso.constraints.schema.compile import Compiled, schema_term
+from gesso.constraints.schema.compile import CompiledConstraint, schema_term
 from gesso.constraints.schema.openapi import standard_schema
 from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.stored import from_bytes, to_bytes
@@ -32,7 +32,7 @@ def spellings(value: Any) -> list[str]:
     return [json.dumps(value), json.dumps(value, ensure_ascii=False, separators=(",", ":"))]
 
 
-def check_samples(schema: Any, count: int = 12, length: int = 40, **options: bool) -> Compiled:
+def check_samples(schema: Any, count: int = 12, length: int = 40, **options: bool) -> CompiledConstraint:
     found = schema_term(schema, options=SchemaOptions(**options))
     rng = random.Random(0)
     for text in {sample(found.term, rng, length) for _ in range(count)}:

@@ -11,7 +11,7 @@ from gesso.constraints.charset import ANY, char_class, chars, complement, union
 from gesso.constraints.settle import settle
 from gesso.constraints.stored import from_bytes, to_bytes
 from gesso.constraints.term import EMPTY, FAR, NOTHING, Term
-from gesso.constraints.terms import ANYTHING, Rule, alt, both, literal, minus, optional, repeat, seq  # fmt: skip
+from gesso.constraints.terms import ANYTHING, NamedTerm, alt, both, literal, minus, optional, repeat, seq  # fmt: skip
 from gesso.constraints.terms import complement as other_than
 from gesso.errors import InputError
 
@@ -94,7 +94,7 @@ def test_repetitions_of_repetitions_are_one_repetition():
 def test_counts_cost_no_memory_and_rules_reach_any_depth():
     long = repeat(char_class(ANY), 3, 10**9)
     assert long.least == 3 and accepts(long, "日本語") and not accepts(long, "ab")
-    value = Rule("value")
+    value = NamedTerm("value")
     value.body = alt([literal("x"), seq(literal("["), value, literal("]"))])
     settle([value])
     assert value.least == 1
@@ -103,7 +103,7 @@ def test_counts_cost_no_memory_and_rules_reach_any_depth():
 
 
 def test_a_rule_without_an_end_has_no_text():
-    endless = Rule("endless")
+    endless = NamedTerm("endless")
     endless.body = seq(literal("a"), endless)
     settle([endless])
     assert endless.least == FAR

@@ -20,13 +20,13 @@ def array_term(compiler: Compiler, facts: Facts) -> Term:
     if high is not None and low > high:
         return NOTHING
     if facts.unique and (high is None or high > 1):
-        found = _different(compiler, facts, low, high)
-        if found is not None:
-            return found
+        distinct = _different(compiler, facts, low, high)
+        if distinct is not None:
+            return distinct
     if facts.contains:
-        found = _containing(compiler, facts, low, high)
-        if found is not None:
-            return found
+        containing = _containing(compiler, facts, low, high)
+        if containing is not None:
+            return containing
     return compiler.writer.within("[]", _items(compiler, facts, low, high))
 
 
@@ -41,11 +41,12 @@ def _items(compiler: Compiler, facts: Facts, low: int, high: int | None) -> Term
     if not prefix:
         return _list(comma, item, low, high)
     most = None if high is None else high - len(prefix)
-    found = repeat(seq(comma, item), max(low - len(prefix), 0), most)
+    tail = repeat(seq(comma, item), max(low - len(prefix), 0), most)
     for i, first in reversed(list(enumerate(prefix))):
-        found = seq(comma if i else EMPTY, first, found)
-        found = found if low > i else optional(found)
-    return found
+        tail = seq(comma if i else EMPTY, first, tail)
+        if i >= low:
+            tail = optional(tail)
+    return tail
 
 
 def _places(facts: Facts, index: int) -> tuple[Subschema, ...]:
@@ -113,10 +114,12 @@ def _containing(compiler: Compiler, facts: Facts, low: int, high: int | None) ->
     def matches(done: int) -> Term:
         return repeat(further, max(least - done, 0), None if most is None else most - done)
 
-    found = [seq(item, others, matches(0))]
+    alternatives = [seq(item, others, matches(0))]
     if most != 0:
-        found.append(seq(match, others, matches(1)))
-    return compiler.writer.within("[]", alt([*found, EMPTY if least == 0 else NOTHING]))
+        alternatives.append(seq(match, others, matches(1)))
+    if least == 0:
+        alternatives.append(EMPTY)
+    return compiler.writer.within("[]", alt(alternatives))
 
 
 def _one_of_few(compiler: Compiler, facts: Facts, low: int, high: int | None) -> Term:
@@ -129,8 +132,8 @@ def _one_of_few(compiler: Compiler, facts: Facts, low: int, high: int | None) ->
     def rest(done: int) -> Term:
         return repeat(other, max(low - done, 0), None if high is None else high - done)
 
-    found = [seq(match, rest(1))]
+    alternatives = [seq(match, rest(1))]
     for i in range(1, last + 1):
         before = repeat(other, i - 1, None if high is None and i == last else i - 1)
-        found.append(seq(item, before, needed, rest(i + 1)))
-    return compiler.writer.within("[]", alt(found))
+        alternatives.append(seq(item, before, needed, rest(i + 1)))
+    return compiler.writer.within("[]", alt(alternatives))

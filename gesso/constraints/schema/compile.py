@@ -13,23 +13,23 @@ from typing import Any
 from gesso.constraints.budget import at_most
 from gesso.constraints.limits import Limits
 from gesso.constraints.schema.arrays import array_term
-from gesso.constraints.schema.dialects import JSON, Dialect, Writer
+from gesso.constraints.schema.dialects import JSON, Dialect, ValueWriter
 from gesso.constraints.schema.facts import NUMBERS, TYPES, Facts, Subschema
 from gesso.constraints.schema.multiples import multiples
 from gesso.constraints.schema.numbers import fractional, integers, numbers, spelled
 from gesso.constraints.schema.objects import object_term
 from gesso.constraints.schema.openapi import standard_schema
 from gesso.constraints.schema.options import SchemaOptions
-from gesso.constraints.schema.reader import Reader, check_json
+from gesso.constraints.schema.reader import SchemaReader, check_json
 from gesso.constraints.schema.strings import string_content
 from gesso.constraints.settle import settle
 from gesso.constraints.term import FAR, NOTHING, Term
-from gesso.constraints.terms import Rule, alt, both, literal, minus
+from gesso.constraints.terms import NamedTerm, alt, both, literal, minus
 from gesso.errors import InputError
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledConstraint:
     """The texts that a constraint allows."""
 
     term: Term
@@ -43,11 +43,11 @@ def schema_term(
     limits: Limits = Limits(),  # noqa: B008 (immutable)
     dialect: Dialect = JSON,
     options: SchemaOptions = SchemaOptions(),  # noqa: B008 (immutable)
-) -> Compiled:
+) -> CompiledConstraint:
     """Return the texts of values that satisfy a schema."""
     check_json(schema, limits)
     with at_most(limits.terms, limits.seconds):
-        compiler = _Compiler(Reader(standard_schema(schema)), dialect, options)
+        compiler = _SchemaCompiler(SchemaReader(standard_schema(schema)), dialect, options)
         term = compiler.whole()
         if term is NOTHING:
             raise InputError("the schema contradicts itself: no value satisfies it; relax one of its conditions")
@@ -58,30 +58,31 @@ def schema_term(
             )
     reader = compiler.reader
     warnings = tuple(f"{text} ({pointer})" for text, pointer in reader.warnings.items())
-    return Compiled(term, warnings, tuple(reader.checked))
+    return CompiledConstraint(term=term, warnings=warnings, checked=tuple(reader.checked))
 
 
-class _Compiler:
+class _SchemaCompiler:
     """Writes facts as terms. Each array and object is a rule, so that schemas may refer to themselves."""
 
-    def __init__(self, reader: Reader, dialect: Dialect, options: SchemaOptions) -> None:
-        self.reader, self.options = reader, options
-        self.writer = Writer.of(dialect, whitespace=options.whitespace, any_order=options.any_order)
-        self.known: dict[tuple[str, ...], Term] = {}
-        self.parts: dict[Term, Rule] = {}
-        self.made: list[Rule] = []  # the parts of the present rule
-        self.waiting: deque[tuple[Rule, list[Facts]]] = deque()
+    def __init__(self, reader: SchemaReader, dialect: Dialect, options: SchemaOptions) -> None:
+        self.reader = reader
+        self.options = options
+        self.writer = ValueWriter.of(dialect, whitespace=options.whitespace, any_order=options.any_order)
+        self.terms: dict[tuple[str, ...], Term] = {}  # by the pointers of the subschemas
+        self.parts: dict[Term, NamedTerm] = {}  # by body
+        self.new_parts: list[NamedTerm] = []  # of the rule that is being compiled
+        self.waiting: deque[tuple[NamedTerm, list[Facts]]] = deque()
 
     def whole(self) -> Term:
-        found = self.value((self.reader.references.root,))
-        rules: list[Rule] = []  # each before the rules it contains
+        root = self.value((self.reader.references.root,))
+        rules: list[NamedTerm] = []  # each before the rules it contains
         while self.waiting:  # a queue, because the rules of a schema may nest to any depth
             rule, alternatives = self.waiting.popleft()
-            self.made.clear()
+            self.new_parts.clear()
             rule.body = alt(self._value(facts) for facts in alternatives)
-            rules += [rule, *reversed(self.made)]
+            rules += [rule, *reversed(self.new_parts)]
         settle(reversed(rules))
-        return found
+        return root
 
     def check(self, pointer: str) -> None:
         self.reader.check(pointer)
@@ -90,23 +91,25 @@ class _Compiler:
         """Return the values that satisfy all these subschemas."""
         places = tuple({place.pointer: place for place in places}.values())
         key = tuple(place.pointer for place in places)
-        if key not in self.known:
+        if key not in self.terms:
             alternatives = self.reader.read(places)
             if any(facts.unconstrained for facts in alternatives) and key:
-                self.known[key] = self.value(())
+                self.terms[key] = self.value(())
             elif any(facts.values is None and facts.types & {"array", "object"} for facts in alternatives):
-                rule = self.known[key] = Rule(key[0] if key else "any value")
+                rule = NamedTerm(key[0] if key else "any value")
+                self.terms[key] = rule
                 self.waiting.append((rule, alternatives))
             else:
-                self.known[key] = alt(self._value(facts) for facts in alternatives)
-        return self.known[key]
+                self.terms[key] = alt(self._value(facts) for facts in alternatives)
+        return self.terms[key]
 
     def rule(self, body: Term) -> Term:
         """Give a term a name, so that it is one item of a sequence or an alternative."""
         if body not in self.parts:
-            rule = self.parts[body] = Rule("part")
+            rule = NamedTerm("part")
             rule.body = body
-            self.made.append(rule)
+            self.parts[body] = rule
+            self.new_parts.append(rule)
         return self.parts[body]
 
     def _value(self, facts: Facts) -> Term:
@@ -137,16 +140,17 @@ class _Compiler:
     def _number(self, facts: Facts, types: frozenset[str]) -> Term:
         excluded = [v for v in facts.excluded if isinstance(v, int | float) and not isinstance(v, bool)]
         whole = types == {"integer"}
-        found: Term
         if facts.step is not None:
-            found = self._multiples(facts, facts.step, whole)
+            term = self._multiples(facts, facts.step, whole)
         elif whole:
-            found = integers(facts.low, facts.high)
+            term = integers(facts.low, facts.high)
+        elif "integer" in types:
+            term = numbers(facts.low, facts.high)
         else:
-            found = numbers(facts.low, facts.high) if "integer" in types else fractional(facts.low, facts.high)
+            term = fractional(facts.low, facts.high)
         if excluded:
-            found = minus(found, alt(spelled(value) for value in excluded))
-        return found
+            term = minus(term, alt(spelled(value) for value in excluded))
+        return term
 
     def _multiples(self, facts: Facts, step: Fraction, whole: bool) -> Term:
         if whole:
@@ -160,5 +164,5 @@ class _Compiler:
             self.check(f"{facts.pointer}/multipleOf")
         if facts.low is None and facts.high is None:
             return listed
-        found = both([listed, within])
-        return NOTHING if found.least >= FAR else found
+        multiples_within = both([listed, within])
+        return NOTHING if multiples_within.least >= FAR else multiples_within

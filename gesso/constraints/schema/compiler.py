@@ -1,17 +1,17 @@
-"""What the terms of arrays and objects need of the compiler that writes their parts."""
+"""The compiler that array and object terms use for their parts."""
 
 from typing import Protocol
 
-from gesso.constraints.schema.dialects import Writer
+from gesso.constraints.schema.dialects import ValueWriter
 from gesso.constraints.schema.facts import Subschema
 from gesso.constraints.schema.options import SchemaOptions
-from gesso.constraints.schema.reader import Reader
+from gesso.constraints.schema.reader import SchemaReader
 from gesso.constraints.term import Term
 
 
 class Compiler(Protocol):
-    reader: Reader
-    writer: Writer
+    reader: SchemaReader
+    writer: ValueWriter
     options: SchemaOptions
 
     def check(self, pointer: str) -> None:

@@ -15,7 +15,9 @@ from gesso.constraints.term import EMPTY, NOTHING, Term
 from gesso.constraints.terms import alt, literal, one_of, optional, repeat, seq
 
 # Special tokens of tool calls are single bytes that UTF-8 never contains. See `tools`.
-CALL, CALL_END, CALL_QUOTE = 0xF8, 0xF9, 0xFA
+CALL = 0xF8
+CALL_END = 0xF9
+CALL_QUOTE = 0xFA
 _PLAIN = re.compile(r"[A-Za-z0-9_.:,; -]*")  # characters with one spelling in both dialects
 MAX_CHARS = 4096  # sets of characters that are kept
 MAX_WHITESPACE = 200  # characters in a row
@@ -157,7 +159,7 @@ CALLS = Dialect(
 
 
 @dataclass(frozen=True, eq=False)
-class Writer:
+class ValueWriter:
     """Writes whole values: a dialect, and the spaces between tokens."""
 
     dialect: Dialect
@@ -166,7 +168,7 @@ class Writer:
     any_order: bool  # of the members of a given object
 
     @classmethod
-    def of(cls, dialect: Dialect, *, whitespace: bool, any_order: bool = False) -> "Writer":
+    def of(cls, dialect: Dialect, *, whitespace: bool, any_order: bool = False) -> "ValueWriter":
         space = repeat(one_of(sum(1 << ord(c) for c in " \t\r\n")), 0, MAX_WHITESPACE) if whitespace else EMPTY
         after = space if whitespace else optional(literal(" "))
         return cls(dialect=dialect, space=space, after=after, any_order=any_order)

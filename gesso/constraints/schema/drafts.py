@@ -1,4 +1,4 @@
-"""The drafts of JSON Schema: which one a schema is read by, and what `jsonschema-rs` has for each."""
+"""The drafts of JSON Schema: the draft of a schema, and the classes of `jsonschema-rs` for each."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,10 +28,10 @@ def draft_read(schema: Any) -> int:
     """Return the draft by which answers are checked: the one in `$schema`, or an older one if the schema needs it."""
     draft = draft_of(schema)
     lists = False
-    for each in all_subschemas(schema):
-        if isinstance(each.get("exclusiveMinimum"), bool) or isinstance(each.get("exclusiveMaximum"), bool):
+    for subschema in all_subschemas(schema):
+        if any(isinstance(subschema.get(keyword), bool) for keyword in ("exclusiveMinimum", "exclusiveMaximum")):
             return 4
-        lists = lists or isinstance(each.get("items"), list)
+        lists = lists or isinstance(subschema.get("items"), list)
     return 7 if lists and draft == 2020 else draft
 
 

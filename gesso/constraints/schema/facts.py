@@ -41,7 +41,7 @@ NEGATED = "(not)"  # in the pointer of a schema that the reader made itself
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """What one subschema says about members: by name, by pattern, and about all others."""
+    """The conditions of one subschema on members: by name, by pattern, and on all others."""
 
     named: Mapping[str, Subschema]
     patterns: tuple[tuple[str, Subschema], ...] = ()
@@ -55,7 +55,7 @@ class Properties:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """What one subschema says about items: the first ones, and all others."""
+    """The conditions of one subschema on items: on the first ones, and on all others."""
 
     prefix: tuple[Subschema, ...]
     rest: Subschema | None = None
@@ -78,8 +78,8 @@ class Contains:
 def _common_values(a: tuple[Any, ...] | None, b: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
     if a is None or b is None:
         return b if a is None else a
-    known = {identity(v) for v in b}
-    return tuple(v for v in a if identity(v) in known)
+    identities = {identity(v) for v in b}
+    return tuple(v for v in a if identity(v) in identities)
 
 
 def _higher(a: Bound | None, b: Bound | None) -> Bound | None:
@@ -91,7 +91,9 @@ def _lower(a: Bound | None, b: Bound | None) -> Bound | None:
 
 
 def _smaller(a: int | None, b: int | None) -> int | None:
-    return b if a is None else a if b is None else min(a, b)
+    if a is None or b is None:
+        return b if a is None else a
+    return min(a, b)
 
 
 def _step(a: Fraction | None, b: Fraction | None) -> Fraction | None:
@@ -99,7 +101,7 @@ def _step(a: Fraction | None, b: Fraction | None) -> Fraction | None:
 
 
 def _together(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
-    return a + tuple(one for one in b if one not in a) if a and b else a or b
+    return a + tuple(value for value in b if value not in a) if a and b else a or b
 
 
 def _fact(default: Any, intersect: Callable[[Any, Any], Any]) -> Any:
@@ -155,11 +157,16 @@ def intersect(a: Facts, b: Facts) -> Facts:
         return b
     if b.unconstrained:
         return a
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, rule in INTERSECT.items():
-        one, other = getattr(a, name), getattr(b, name)
-        found[name] = one if other is DEFAULTS[name] else other if one is DEFAULTS[name] else rule(one, other)
-    return Facts(a.pointer, **found)
+        of_a, of_b = getattr(a, name), getattr(b, name)
+        if of_b is DEFAULTS[name]:
+            values[name] = of_a
+        elif of_a is DEFAULTS[name]:
+            values[name] = of_b
+        else:
+            values[name] = rule(of_a, of_b)
+    return Facts(a.pointer, **values)
 
 
 def joined_values(alternatives: list[Facts]) -> list[Facts]:
@@ -171,8 +178,8 @@ def joined_values(alternatives: list[Facts]) -> list[Facts]:
         identity(value): value for facts in values for value in facts.values or () if type_of(value) in facts.types
     }
     joined = replace(values[0], types=TYPES, values=tuple(listed.values()))
-    known = {id(facts) for facts in values}
-    return [joined, *(facts for facts in alternatives if id(facts) not in known)]
+    joined_ids = {id(facts) for facts in values}
+    return [joined, *(facts for facts in alternatives if id(facts) not in joined_ids)]
 
 
 def type_of(value: Any) -> str:
@@ -182,7 +189,9 @@ def type_of(value: Any) -> str:
         return "boolean"
     if isinstance(value, int | float):
         return "integer" if value == int(value) else "number"
-    return "string" if isinstance(value, str) else "array" if isinstance(value, list | tuple) else "object"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list | tuple) else "object"
 
 
 def identity(value: Any) -> Any:

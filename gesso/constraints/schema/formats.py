@@ -26,7 +26,7 @@ _UUID = f"{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Format:
+class StringFormat:
     """A format of strings."""
 
     grammar: str  # the document that defines it
@@ -35,8 +35,8 @@ class Format:
     narrowed: str = ""  # which valid texts are not written
 
 
-def _format(grammar: str, expression: str, left: str = "", narrowed: str = "") -> Format:
-    return Format(grammar=grammar, term=partial(regex_term, expression), left=left, narrowed=narrowed)
+def _format(grammar: str, expression: str, left: str = "", narrowed: str = "") -> StringFormat:
+    return StringFormat(grammar=grammar, term=partial(regex_term, expression), left=left, narrowed=narrowed)
 
 
 _PUNYCODE = "labels with `--` as their third and fourth character, such as those in Punycode"
@@ -44,11 +44,11 @@ _IDNA = "which characters a label may have beyond ASCII, and its length in Punyc
 
 FORMATS = {
     "date": _format("RFC 3339", DATE),
-    "time": Format(grammar="RFC 3339", term=time_term),
-    "date-time": Format(grammar="RFC 3339", term=date_time_term),
+    "time": StringFormat(grammar="RFC 3339", term=time_term),
+    "date-time": StringFormat(grammar="RFC 3339", term=date_time_term),
     "duration": _format("RFC 3339, appendix A", DURATION),
-    "email": Format(grammar="RFC 5321", term=email_term, left=f"{_PUNYCODE}; hosts of more than 255 characters"),
-    "idn-email": Format(grammar="RFC 6531", term=idn_email_term, left=_IDNA),
+    "email": StringFormat(grammar="RFC 5321", term=email_term, left=f"{_PUNYCODE}; hosts of more than 255 characters"),
+    "idn-email": StringFormat(grammar="RFC 6531", term=idn_email_term, left=_IDNA),
     "hostname": _format("RFC 1123", HOSTNAME, left=f"{_PUNYCODE}; hosts of more than 253 characters"),
     "idn-hostname": _format("RFC 5890", IDN_HOSTNAME, left=_IDNA),
     "ipv4": _format("RFC 2673", IPV4),

@@ -25,7 +25,7 @@ ANNOTATIONS = frozenset(
     | {"$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$defs", "definitions"}
     | {"discriminator"}  # of OpenAPI: names the property that distinguishes the members of oneOf, and adds nothing
 )
-# Keywords of the specification that neither the constraint nor the check of the answer decides, each with what is open.
+# Keywords of the specification that neither the constraint nor the check of the answer enforces, with the consequence.
 NOT_ENFORCED = {
     "contentEncoding": "the string may be in another encoding",
     "contentMediaType": "the content of the string may be of another type",
@@ -40,9 +40,9 @@ APPLICATORS = frozenset(  # evaluated by `reader`
 )
 
 
-def own_facts(place: Subschema, ignored: Callable[[str, Subschema], None]) -> Facts:
-    """Return the facts in the keywords of a subschema, without applicators. Report each keyword without a meaning."""
-    found: dict[str, Any] = {}
+def facts_of_keywords(place: Subschema, ignored: Callable[[str, Subschema], None]) -> Facts:
+    """Return the facts in the keywords of a subschema, without applicators. Call `ignored` for unknown keywords."""
+    facts: dict[str, Any] = {}
     about: set[str] = set()
     schema = place.schema
     for keyword, value in schema.items():
@@ -58,40 +58,40 @@ def own_facts(place: Subschema, ignored: Callable[[str, Subschema], None]) -> Fa
             except ValueError as expected:
                 raise unexpected(place, keyword, str(expected)) from None
             # enum and const, minimum and exclusiveMinimum: two keywords, one fact
-            found[name] = INTERSECT[name](found[name], fact) if name in found else fact
+            facts[name] = INTERSECT[name](facts[name], fact) if name in facts else fact
         elif keyword in ("properties", "additionalProperties", "patternProperties"):
             about.add("object")
-            found["properties"] = (_properties(place),)
+            facts["properties"] = (_properties(place),)
         elif keyword in ("items", "prefixItems"):
             about.add("array")
-            found["items"] = (_items(place),)
+            facts["items"] = (_items(place),)
         elif keyword == "contains":
             about.add("array")
-            found["contains"] = (_contains(place),)
+            facts["contains"] = (_contains(place),)
         elif keyword == "propertyNames":
             about.add("object")
-            found["names"] = (place.child(value, keyword),)
+            facts["names"] = (place.child(value, keyword),)
         elif keyword not in ANNOTATIONS and keyword not in APPLICATORS and keyword not in _READ_ELSEWHERE:
             ignored(keyword, place)
-    return Facts(place.pointer, about=frozenset(about), **found)
+    return Facts(place.pointer, about=frozenset(about), **facts)
 
 
 def members(place: Subschema, keyword: str) -> list[Subschema]:
     """Return the subschemas in the list of a keyword; none if the keyword is absent."""
     if keyword not in place.schema:
         return []
-    found = place.schema[keyword]
-    if not isinstance(found, list | tuple) or not found:
+    schemas = place.schema[keyword]
+    if not isinstance(schemas, list | tuple) or not schemas:
         raise unexpected(place, keyword, "a list of at least one schema")
-    return [place.child(member, keyword, i) for i, member in enumerate(found)]
+    return [place.child(member, keyword, i) for i, member in enumerate(schemas)]
 
 
 def named_members(place: Subschema, keyword: str) -> dict[str, Subschema]:
     """Return the subschemas in the object of a keyword, by name."""
-    found = place.schema.get(keyword, {})
-    if not isinstance(found, Mapping):
+    schemas = place.schema.get(keyword, {})
+    if not isinstance(schemas, Mapping):
         raise unexpected(place, keyword, "an object of schemas")
-    return {name: place.child(inner, keyword, name) for name, inner in found.items()}
+    return {name: place.child(inner, keyword, name) for name, inner in schemas.items()}
 
 
 def short(value: Any) -> str:
@@ -117,11 +117,13 @@ def _properties(place: Subschema) -> Properties:
 
 def _items(place: Subschema) -> Items:
     schema = place.schema
-    items, first, more = schema.get("items"), "prefixItems", "items"
-    if isinstance(items, list | tuple):  # before 2020-12
+    first, more = "prefixItems", "items"
+    if isinstance(schema.get("items"), list | tuple):  # before 2020-12
         first, more = "items", "additionalItems"
-    rest = place.child(schema[more], more) if more in schema else None
-    return Items(tuple(members(place, first)) if schema.get(first) != [] else (), rest)
+    return Items(
+        prefix=tuple(members(place, first)) if schema.get(first) != [] else (),
+        rest=place.child(schema[more], more) if more in schema else None,
+    )
 
 
 def _contains(place: Subschema) -> Contains:
@@ -132,7 +134,9 @@ def _contains(place: Subschema) -> Contains:
         except ValueError as expected:
             raise unexpected(place, keyword, str(expected)) from None
     return Contains(
-        place.child(place.schema["contains"], "contains"), counts["minContains"] or 0, counts["maxContains"]
+        place=place.child(place.schema["contains"], "contains"),
+        low=counts["minContains"] or 0,
+        high=counts["maxContains"],
     )
 
 
@@ -162,8 +166,8 @@ def _bound(value: Any, strict: bool) -> Bound | None:
 
 def _types(value: Any) -> frozenset[str]:
     names = [value] if isinstance(value, str) else value
-    known = isinstance(names, list | tuple) and all(isinstance(name, str) and name in TYPES for name in names)
-    if not known or not names:
+    are_types = isinstance(names, list | tuple) and all(isinstance(name, str) and name in TYPES for name in names)
+    if not are_types or not names:
         raise ValueError(f"one or more of {', '.join(sorted(TYPES))}")
     return frozenset(names) | ({"integer"} if "number" in names else set())
 
@@ -199,7 +203,9 @@ def _required(value: Any) -> tuple[str, ...]:
 
 
 _ALL: frozenset[str] = frozenset()
-_STRING, _ARRAY, _OBJECT = frozenset({"string"}), frozenset({"array"}), frozenset({"object"})
+_STRING = frozenset({"string"})
+_ARRAY = frozenset({"array"})
+_OBJECT = frozenset({"object"})
 
 # Keyword: the types to which it applies in particular, the name of the fact, and the function that reads it.
 KEYWORDS: dict[str, tuple[frozenset[str], str, Callable[[Any], Any]]] = {

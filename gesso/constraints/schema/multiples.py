@@ -37,12 +37,12 @@ class Digits(Term):
         return self.multiples.distances[self.remainder]
 
     def _split(self) -> Masks:
-        found: dict[int, int] = {}
+        mask_to: dict[int, int] = {}  # the digits that lead to each remainder
         for number in range(10):
             target = (self.remainder * 10 + number) % self.multiples.modulus
-            found[target] = found.get(target, 0) | 1 << 0x30 + number
-        used = sum(found.values()) | 1 << _POINT
-        return (*found.values(), 1 << _POINT, ALL_BYTES - used)
+            mask_to[target] = mask_to.get(target, 0) | 1 << 0x30 + number
+        used = sum(mask_to.values()) | 1 << _POINT
+        return (*mask_to.values(), 1 << _POINT, ALL_BYTES - used)
 
 
 class _Multiples:
@@ -61,13 +61,13 @@ class _Multiples:
     def _distances(self) -> list[int]:
         """Return how many digits each remainder needs to become zero."""
         next_RD = (np.arange(self.modulus)[:, None] * 10 + np.arange(10)) % self.modulus
-        found_R = np.full(self.modulus, self.modulus)
-        found_R[0] = 0
+        distance_R = np.full(self.modulus, self.modulus)
+        distance_R[0] = 0
         while True:
-            nearer_R = np.minimum(found_R, found_R[next_RD].min(1) + 1)
-            if (nearer_R == found_R).all():
-                return [int(n) for n in found_R]
-            found_R = nearer_R
+            nearer_R = np.minimum(distance_R, distance_R[next_RD].min(1) + 1)
+            if (nearer_R == distance_R).all():
+                return [int(n) for n in distance_R]
+            distance_R = nearer_R
 
 
 _multiples = lru_cache(maxsize=32)(_Multiples)
@@ -94,13 +94,14 @@ def multiples(step: Fraction) -> Term | None:
         places, scaled = places + 1, scaled * 10
     if scaled.denominator != 1 or scaled > MAX_MODULUS:
         return None
-    found: list[Term] = [literal("0"), *(_from_digit(first, scaled.numerator, places) for first in "123456789")]
+    alternatives: list[Term] = [literal("0")]
+    alternatives += [_from_digit(first, scaled.numerator, places) for first in "123456789"]
     whole = alt([literal("0"), seq(digit("1", "9"), repeat(DIGIT, 0, None))])
     for written in range(1, places + 1):
         modulus = scaled.numerator // gcd(scaled.numerator, 10 ** (places - written))
         shape = seq(whole, POINT, repeat(DIGIT, written, written))
-        found.append(shape if modulus == 1 else both([shape, digits(modulus, 0, True)]))
-    return seq(optional(MINUS), alt(found))
+        alternatives.append(shape if modulus == 1 else both([shape, digits(modulus, 0, True)]))
+    return seq(optional(MINUS), alt(alternatives))
 
 
 def _from_digit(first: str, scaled: int, places: int) -> Term:

@@ -189,11 +189,16 @@ def _fractions(low: Bound, high: Bound | None) -> Term:
     first, above = int(low.value), _places(low.value)
     below: str | None
     if high is None:
-        last, below, strict = LARGE, "", True
+        last = LARGE
+        below = ""
+        strict = True
     else:
-        last, below, strict = int(high.value), _places(high.value), high.strict
+        last = int(high.value)
+        below = _places(high.value)
+        strict = high.strict
         if strict and high.value == last:  # below 5, the last integer part is 4, with any fraction
-            last, below = last - 1, None
+            last -= 1
+            below = None
     if first > last:
         return NOTHING
     if first == last:

@@ -1,9 +1,9 @@
-"""Terms of objects. Members stand in the order of `properties`, and further ones after them."""
+"""Terms of objects. Members come in the order of `properties`, then all others."""
 
 from itertools import combinations
 
 from gesso.constraints.schema.compiler import Compiler
-from gesso.constraints.schema.facts import Facts, Subschema
+from gesso.constraints.schema.facts import Facts, Properties, Subschema
 from gesso.constraints.schema.orders import fits_any_order, in_any_order
 from gesso.constraints.schema.strings import matches, pattern_content, string_content
 from gesso.constraints.term import EMPTY, FAR, NOTHING, Term
@@ -23,9 +23,12 @@ def object_term(compiler: Compiler, facts: Facts) -> Term:
 
 class _Object:
     def __init__(self, compiler: Compiler, facts: Facts) -> None:
-        self.compiler, self.facts = compiler, facts
-        self.writer, self.dialect = compiler.writer, compiler.writer.dialect
-        self.low, self.high = facts.min_properties, facts.max_properties
+        self.compiler = compiler
+        self.facts = facts
+        self.writer = compiler.writer
+        self.dialect = compiler.writer.dialect
+        self.low = facts.min_properties
+        self.high = facts.max_properties
         excluded = [value for value in facts.excluded if isinstance(value, dict)]
         if excluded:
             self.low = max(self.low, 1)
@@ -47,8 +50,8 @@ class _Object:
         if not self.facts.names:
             return None
         text = Subschema({"type": "string"}, "#/(string)")
-        found = self.compiler.reader.read((text, *self.facts.names))
-        return alt(string_content(facts, self.dialect, self.compiler.check) for facts in found)
+        alternatives = self.compiler.reader.read((text, *self.facts.names))
+        return alt(string_content(facts, self.dialect, self.compiler.check) for facts in alternatives)
 
     def term(self) -> Term:
         facts = self.facts
@@ -68,14 +71,15 @@ class _Object:
         return self.writer.within("{}", self._members(members, free))
 
     def _places(self, name: str) -> tuple[Subschema, ...]:
-        found: list[Subschema] = []
+        """Return the subschemas of a member."""
+        places: list[Subschema] = []
         for shape in self.facts.properties:
-            own = [shape.named[name]] if name in shape.named else []
+            described = [shape.named[name]] if name in shape.named else []
             for pattern, place in shape.patterns:
                 if matches(self.patterns[pattern], self.dialect, name):
-                    own.append(place)
-            found += own or ([shape.others] if shape.others is not None else [])
-        return tuple(found)
+                    described.append(place)
+            places += described or _others(shape)
+        return tuple(places)
 
     def _free(self, names: dict[str, None]) -> Term:
         """Return any further member."""
@@ -89,31 +93,32 @@ class _Object:
             text.append(complement(alt(self.dialect.content(name) for name in names)))
         if self.names is not None:
             text.append(self.names)
-        known = self.patterns
-        most = len(known) if len(known) <= MAX_OVERLAPS else 1
-        found: list[Term] = []
+        most = len(self.patterns) if len(self.patterns) <= MAX_OVERLAPS else 1
+        alternatives: list[Term] = []
         for size in range(most + 1):
-            for chosen in combinations(known, size):
-                places = self._pattern_places(set(chosen))
-                others = [complement(self._pattern(pattern, every=False)) for pattern in known if pattern not in chosen]
-                key = both([*text, *(known[pattern] for pattern in chosen), *others])
-                value = self.compiler.value(places)
+            for chosen in combinations(self.patterns, size):
+                matched = [self.patterns[pattern] for pattern in chosen]
+                unmatched = [self._pattern(pattern, every=False) for pattern in self.patterns if pattern not in chosen]
+                key = both([*text, *matched, *map(complement, unmatched)])
+                value = self.compiler.value(self._pattern_places(set(chosen)))
                 try:
                     if value is not NOTHING and key.least < FAR:
-                        found.append(seq(self.dialect.quoted(key), self.writer.colon, value))
+                        alternatives.append(seq(self.dialect.quoted(key), self.writer.colon, value))
                 except InputError:  # patterns too large to compare: such names are not written
-                    return alt(found)
-        return alt(found)
+                    return alt(alternatives)
+        return alt(alternatives)
 
     def _pattern_places(self, chosen: set[str]) -> tuple[Subschema, ...]:
-        found: list[Subschema] = []
+        """Return the subschemas of a member whose name matches only these patterns."""
+        places: list[Subschema] = []
         for shape in self.facts.properties:
-            own = [place for pattern, place in shape.patterns if pattern in chosen]
-            found += own or ([shape.others] if shape.others is not None else [])
-        return tuple(found)
+            described = [place for pattern, place in shape.patterns if pattern in chosen]
+            places += described or _others(shape)
+        return tuple(places)
 
     def _members(self, members: dict[str, Term], free: Term) -> Term:
-        low, high, names, comma = self.low, self.high, list(members), self.writer.comma
+        low, high = self.low, self.high
+        names = list(members)
         required = {name for name in names if name in self.facts.required}
         if low > 1 and free is not NOTHING:  # a name could be repeated
             self.compiler.check(f"{self.facts.pointer}/minProperties")
@@ -122,20 +127,27 @@ class _Object:
         limited = low > max(len(required), 1) or (high is not None and (free is not NOTHING or high < len(names)))
         counted = limited and free is not NOTHING
         if self.compiler.options.any_order and names and fits_any_order(len(names), low, high, counted=counted):
-            bits = sum(1 << i for i, name in enumerate(names) if name in required)
-            return in_any_order(list(members.values()), bits, low if limited else min(low, 1), high, comma, free)
+            return in_any_order(
+                list(members.values()),
+                required=sum(1 << i for i, name in enumerate(names) if name in required),
+                low=low if limited else min(low, 1),
+                high=high,
+                comma=self.writer.comma,
+                free=free,
+            )
         if self.compiler.options.any_order and len(names) > 1:
             self.compiler.reader.warn("the option any_order was ignored for an object of many members", self.place)
         if limited and (len(names) + 1) * ((low if high is None else high) + 1) > MAX_COUNTED and names:
             self.compiler.check(f"{self.facts.pointer}/{'minProperties' if low else 'maxProperties'}")
-            limited, low, high = False, min(low, 1), None
+            limited = False
+            low = min(low, 1)
         if limited:
             return self._counted(members, required, free)
         return self._in_order(members, required, free, low)
 
     @property
     def place(self) -> Subschema:
-        return Subschema(True, self.facts.pointer)
+        return Subschema(schema=True, pointer=self.facts.pointer)
 
     def _in_order(self, members: dict[str, Term], required: set[str], free: Term, low: int) -> Term:
         comma = self.writer.comma
@@ -151,21 +163,28 @@ class _Object:
         return alt(start)
 
     def _counted(self, members: dict[str, Term], required: set[str], free: Term) -> Term:
-        low, high, comma = self.low, self.high, self.writer.comma
+        """Return the members in order, between `low` and `high` of them. Terms are built from the last member on."""
+        low, high = self.low, self.high
+        comma = self.writer.comma
         most = low if high is None else high
-
-        def free_after(count: int) -> Term:
-            return repeat(seq(comma, free), max(low - count, 0), None if high is None else high - count)
-
-        def count_up(count: int) -> int:
-            return count + 1 if high is not None else min(count + 1, most)
-
         counts = range(1, most + 1)
-        rest = {count: free_after(count) for count in counts}
+        # The text after `count` members, by count. Without `high`, counts beyond `low` make no difference.
+        rest = {
+            count: repeat(seq(comma, free), max(low - count, 0), None if high is None else high - count)
+            for count in counts
+        }
         start = alt([seq(free, rest.get(1, NOTHING)), EMPTY if low == 0 else NOTHING])
         for name, member in reversed(members.items()):
             first = seq(member, rest.get(1, NOTHING))
             start = first if name in required else alt([first, start])
-            further = {count: seq(comma, member, rest.get(count_up(count), NOTHING)) for count in counts}
+            further: dict[int, Term] = {}
+            for count in counts:
+                next_count = count + 1 if high is not None else min(count + 1, most)
+                further[count] = seq(comma, member, rest.get(next_count, NOTHING))
             rest = further if name in required else {count: alt([further[count], rest[count]]) for count in counts}
         return start
+
+
+def _others(shape: Properties) -> list[Subschema]:
+    """Return the subschema of members that no name or pattern describes, in a list."""
+    return [] if shape.others is None else [shape.others]

@@ -1,4 +1,4 @@
-"""Terms of parts that may stand in any order."""
+"""Terms of parts in any order."""
 
 from gesso.constraints.term import EMPTY, NOTHING, Term
 from gesso.constraints.terms import alt, repeat, seq
@@ -13,27 +13,27 @@ def in_any_order(parts: list[Term], required: int, low: int, high: int | None, c
 
     `required` is a set of parts that must be there, with bit i for part i. `free` may be repeated anywhere, and counts.
     """
-    known: dict[tuple[int, int], Term] = {}
+    rests: dict[tuple[int, int], Term] = {}  # by the parts used, and their number together with free ones
     # Beyond this count, one part more or less makes no difference.
     most = low if high is None else high
-    # The loop of free parts has no count of its own: further ones change nothing.
+    # Once the count no longer matters, free parts repeat without a limit.
     extra = repeat(seq(comma, free), 0, None)
 
     def after(used: int, count: int) -> Term:
-        """Return what follows parts that have been used, `count` of them with free ones."""
+        """Return the text after the parts in `used`; `count` includes free parts."""
         key = used, count
-        if key not in known:
+        if key not in rests:
             ends = not required & ~used and count >= low
             next_count = min(count + 1, most) if high is None else count + 1
-            found: list[Term] = [EMPTY] if ends else []
+            alternatives: list[Term] = [EMPTY] if ends else []
             if high is None or count < high:
                 left = [i for i in range(len(parts)) if not used >> i & 1]
-                found += [seq(comma, parts[i], after(used | 1 << i, next_count)) for i in left]
+                alternatives += [seq(comma, parts[i], after(used | 1 << i, next_count)) for i in left]
                 if free is not NOTHING and next_count != count:
-                    found.append(seq(comma, free, after(used, next_count)))
+                    alternatives.append(seq(comma, free, after(used, next_count)))
             counted = free is not NOTHING and (high is not None or count < most)
-            known[key] = alt(found) if counted else seq(extra, alt(found))
-        return known[key]
+            rests[key] = alt(alternatives) if counted else seq(extra, alt(alternatives))
+        return rests[key]
 
     start = 1 if high is not None else min(1, most)
     first: list[Term] = []
@@ -44,6 +44,6 @@ def in_any_order(parts: list[Term], required: int, low: int, high: int | None, c
 
 
 def fits_any_order(parts: int, low: int, high: int | None, *, counted: bool) -> bool:
-    """Return whether so many parts can stand in any order. `counted`: free parts count too."""
+    """Return whether the term of a number of parts in any order is small enough. `counted`: free parts count too."""
     most = (low if high is None else high) if counted else 0
     return parts <= MAX_SET and most <= MAX_COUNT and (1 << parts) * (most + 1) <= MAX_STATES

@@ -1,7 +1,7 @@
 """Read a JSON schema into facts: follow references and list the alternatives of `anyOf`, `oneOf`, `if` and `not`.
 
-Each alternative describes only valid values. An assertion that facts cannot express is left out and put on the list
-`checked`: the finished answer must be checked for it.
+Each alternative describes only valid values. An assertion that facts cannot express is left out and listed in
+`checked`: the finished answer is checked for it.
 """
 
 import math
@@ -28,9 +28,9 @@ from gesso.constraints.schema.keywords import (
     CHECKED_CONTENT,
     NOT_ENFORCED,
     REFERENCES,
+    facts_of_keywords,
     members,
     named_members,
-    own_facts,
     short,
     unexpected,
 )
@@ -83,29 +83,31 @@ def _size(value: Any) -> int:
     raise InputError(f"the schema contains {value!r}, which is not a JSON value")
 
 
-class Reader:
+class SchemaReader:
     """Reads the subschemas of one schema, each of them once."""
 
     def __init__(self, root: Any) -> None:
         self.references = References(root)
         self.validity = Validity(root)
         self.warnings: dict[str, str] = {}
-        if (warning := draft_warning(root)) is not None:
+        warning = draft_warning(root)
+        if warning is not None:
             self.warnings[warning] = "#/$schema"
         self.checked: dict[str, None] = {}
-        self.known: dict[tuple[str, ...], list[Facts]] = {}
-        self.places: dict[str, list[Facts]] = {}
+        self.alternatives: dict[tuple[str, ...], list[Facts]] = {}  # by the pointers of several subschemas
+        self.places: dict[str, list[Facts]] = {}  # by the pointer of one
         self.reading: dict[str, None] = {}  # pointers of the subschemas being read, to detect endless references
 
     def read(self, places: tuple[Subschema, ...]) -> list[Facts]:
         """Return the alternatives that satisfy all these subschemas at once."""
         key = tuple(place.pointer for place in places)
-        if key not in self.known:
-            found = [Facts()]
+        if key not in self.alternatives:
+            alternatives = [Facts()]
             for place in places:
-                found = self.both(found, self.place(place), place.pointer)
-            self.known[key] = [facts for facts in (self._with_valid(one, places) for one in found) if facts.possible]
-        return self.known[key]
+                alternatives = self.both(alternatives, self.place(place), place.pointer)
+            valid = [self._with_valid(facts, places) for facts in alternatives]
+            self.alternatives[key] = [facts for facts in valid if facts.possible]
+        return self.alternatives[key]
 
     def place(self, place: Subschema) -> list[Facts]:
         """Return the alternatives of one subschema. Values of an enum are not yet compared with other keywords."""
@@ -121,9 +123,9 @@ class Reader:
             if len(self.places) > MAX_READ:
                 raise InputError(f"{place.pointer}: the schema has too many parts after its references are followed")
             self.reading[place.pointer] = None
-            found = self._read(self.references.entered(place))
+            alternatives = self._read(self.references.entered(place))
             del self.reading[place.pointer]
-            self.places[place.pointer] = found
+            self.places[place.pointer] = alternatives
         return self.places[place.pointer]
 
     def check(self, pointer: str) -> None:
@@ -139,11 +141,11 @@ class Reader:
         if len(some) * len(others) > MAX_ALTERNATIVES and min(len(some), len(others)) > 1:
             self.check(pointer)
             return some
-        found = (intersect(a, b) for a in some for b in others)
-        return [facts for facts in found if facts.possible and (len(some) == 1 or self._has_members(facts))]
+        alternatives = (intersect(a, b) for a in some for b in others)
+        return [facts for facts in alternatives if facts.possible and (len(some) == 1 or self._has_members(facts))]
 
     def _has_members(self, facts: Facts) -> bool:
-        """Return whether each required member can have a value, as far as its own facts say."""
+        """Return whether each required member can have a value. Only its own facts are considered."""
         if len(facts.properties) < 2 or len(self.reading) > MAX_LEVELS // 2:
             return True
         for name in facts.required:
@@ -175,28 +177,29 @@ class Reader:
             raise InputError(f"{place.pointer} is {short(schema)}: a schema is an object, true or false")
         if self.references.draft <= 7 and "$ref" in schema:  # its siblings have no meaning
             return self.place(self.references.targets(place, "$ref")[0])
-        found = [self._known_formats(self._own(place), place)]
+        alternatives = [self._with_known_formats(self._keyword_facts(place), place)]
         for keyword in REFERENCES:
             if keyword in schema:
-                found = self.both(found, self._referred(place, keyword), f"{place.pointer}/{keyword}")
+                alternatives = self.both(alternatives, self._referred(place, keyword), f"{place.pointer}/{keyword}")
         for member in members(place, "allOf"):
-            found = self.both(found, self.place(member), member.pointer)
+            alternatives = self.both(alternatives, self.place(member), member.pointer)
         if "anyOf" in schema:
             union = joined_values([facts for member in members(place, "anyOf") for facts in self.place(member)])
-            found = self.both(found, union, f"{place.pointer}/anyOf")
+            alternatives = self.both(alternatives, union, f"{place.pointer}/anyOf")
         if "oneOf" in schema:
-            found = self._one_of(place, found)
+            alternatives = self._one_of(place, alternatives)
         if "if" in schema:
-            found = self._condition(place, found)
+            alternatives = self._condition(place, alternatives)
         if "not" in schema:
             inner = place.child(schema["not"], "not")
-            found = self._unless(found, *negated(self, inner), inner.pointer)
-        found = self._dependencies(place, found)
+            others, exact = negated(self, inner)
+            alternatives = self._unless(alternatives, others, exact, inner.pointer)
+        alternatives = self._dependencies(place, alternatives)
         if "unevaluatedProperties" in schema:
-            found = self._without_others(place, found)
+            alternatives = self._without_others(place, alternatives)
         if "unevaluatedItems" in schema:
-            found = [self._without_more(place, facts) for facts in found]
-        return found
+            alternatives = [self._without_more(place, facts) for facts in alternatives]
+        return alternatives
 
     def _referred(self, place: Subschema, keyword: str) -> list[Facts]:
         """Return the alternatives of a reference: those of all its possible targets."""
@@ -207,7 +210,7 @@ class Reader:
             targets = [target for target in targets if target.pointer not in self.reading]
         return joined_values([facts for target in targets for facts in self.place(target)])
 
-    def _own(self, place: Subschema) -> Facts:
+    def _keyword_facts(self, place: Subschema) -> Facts:
         def ignored(keyword: str, place: Subschema) -> None:
             reason = NOT_ENFORCED.get(keyword)
             if reason is None:
@@ -217,14 +220,14 @@ class Reader:
             else:
                 self.warn(f"the keyword {keyword!r} is not enforced: {reason}", place)
 
-        return own_facts(place, ignored)
+        return facts_of_keywords(place, ignored)
 
-    def own(self, place: Subschema) -> Facts:
+    def keyword_facts(self, place: Subschema) -> Facts:
         """Return the facts of a place without its applicators."""
         check_time()
-        return self._known_formats(self._own(place), place)
+        return self._with_known_formats(self._keyword_facts(place), place)
 
-    def _known_formats(self, facts: Facts, place: Subschema) -> Facts:
+    def _with_known_formats(self, facts: Facts, place: Subschema) -> Facts:
         for name in facts.formats:
             if name not in FORMATS:
                 self.warn(f"the format {name!r} is unknown and was ignored", place)
@@ -233,34 +236,35 @@ class Reader:
                 self.check(f"{place.pointer}/format")
             if FORMATS[name].narrowed:
                 self.warn(f"the format {name!r} is narrower than its definition: {FORMATS[name].narrowed}", place)
-        known = tuple(name for name in facts.formats if name in FORMATS)
-        return facts if known == facts.formats else replace(facts, formats=known)
+        formats = tuple(name for name in facts.formats if name in FORMATS)
+        return facts if formats == facts.formats else replace(facts, formats=formats)
 
-    def _unless(self, found: list[Facts], others: list[Facts], exact: bool, pointer: str) -> list[Facts]:
-        """Restrict alternatives to those of a negation, which lacks some if it is not exact."""
-        kept = self.both(found, others, pointer)
-        if kept or exact:
-            return kept
+    def _unless(self, alternatives: list[Facts], others: list[Facts], exact: bool, pointer: str) -> list[Facts]:
+        """Restrict alternatives to those of a negation. An inexact negation lacks some alternatives."""
+        remaining = self.both(alternatives, others, pointer)
+        if remaining or exact:
+            return remaining
         self.check(pointer)
-        return found
+        return alternatives
 
-    def _condition(self, place: Subschema, found: list[Facts]) -> list[Facts]:
-        condition, pointer = place.child(place.schema["if"], "if"), f"{place.pointer}/if"
+    def _condition(self, place: Subschema, alternatives: list[Facts]) -> list[Facts]:
+        condition = place.child(place.schema["if"], "if")
+        pointer = f"{place.pointer}/if"
         outcomes = {
             keyword: self.place(place.child(place.schema.get(keyword, True), keyword)) for keyword in ("then", "else")
         }
         # Alone, a condition matters only for the members that it evaluates.
         if not place.schema.keys() & {"then", "else", "unevaluatedProperties"}:
-            return found
+            return alternatives
         yes = self.both(self.place(condition), outcomes["then"], pointer)
         others, exact = negated(self, condition)
         no = self.both(others, outcomes["else"], pointer)
-        if not exact and not self.both(found, no, pointer):
+        if not exact and not self.both(alternatives, no, pointer):
             self.check(pointer)
             no = outcomes["else"]
-        return self.both(found, yes + no, pointer)
+        return self.both(alternatives, yes + no, pointer)
 
-    def _dependencies(self, place: Subschema, found: list[Facts]) -> list[Facts]:
+    def _dependencies(self, place: Subschema, alternatives: list[Facts]) -> list[Facts]:
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             if keyword not in place.schema:
                 continue
@@ -270,27 +274,28 @@ class Reader:
                 present = Facts(place.pointer, about=about, required=(name,))
                 if isinstance(needed.schema, list | tuple | str):
                     names = (needed.schema,) if isinstance(needed.schema, str) else tuple(needed.schema)
-                    if not all(isinstance(one, str) for one in names):
+                    if not all(isinstance(required, str) for required in names):
                         raise unexpected(place, keyword, "lists of names")
                     then = [replace(present, required=tuple(dict.fromkeys((*names, name))))]
                 else:
                     then = self.both([present], self.place(needed), needed.pointer)
-                found = self.both(found, [absent, *then], needed.pointer)
-        return found
+                alternatives = self.both(alternatives, [absent, *then], needed.pointer)
+        return alternatives
 
-    def _without_others(self, place: Subschema, found: list[Facts]) -> list[Facts]:
+    def _without_others(self, place: Subschema, alternatives: list[Facts]) -> list[Facts]:
         """Apply unevaluatedProperties: each alternative lists the members that it has evaluated."""
-        # Alternatives may hold together. Then a member is evaluated if any of them does.
+        # If several alternatives apply at once, a member is evaluated if any of them evaluates it.
         together = bool(place.schema.keys() & {"not", "if", "anyOf", "dependentSchemas"})
         if together:
             self.check(f"{place.pointer}/unevaluatedProperties")
         others = place.child(place.schema["unevaluatedProperties"], "unevaluatedProperties")
         changed: list[Facts] = []
-        for facts in found:
+        for facts in alternatives:
             if any(shape.others is not None for shape in facts.properties):
                 changed.append(facts)
                 continue
-            shapes = [shape for each in (found if together else [facts]) for shape in each.properties]
+            applying = alternatives if together else [facts]
+            shapes = [shape for applied in applying for shape in applied.properties]
             names = {name: _true(place) for shape in shapes for name in shape.named}
             patterns = {pattern: _true(place) for shape in shapes for pattern, _ in shape.patterns}
             shape = Properties(names, tuple(patterns.items()), others, open=others.schema is not False)
@@ -311,24 +316,27 @@ class Reader:
 
     # --- oneOf: exactly one member matches --------------------------------------------------------------------------
 
-    def _one_of(self, place: Subschema, found: list[Facts]) -> list[Facts]:
-        options, pointer = members(place, "oneOf"), f"{place.pointer}/oneOf"
-        alternatives = [self.place(option) for option in options]
-        union = joined_values([facts for option in alternatives for facts in option])
+    def _one_of(self, place: Subschema, alternatives: list[Facts]) -> list[Facts]:
+        options = members(place, "oneOf")
+        pointer = f"{place.pointer}/oneOf"
+        of_options = [self.place(option) for option in options]
+        union = joined_values([facts for of_option in of_options for facts in of_option])
         if len(options) > MAX_COMPARED or len(union) > MAX_ALTERNATIVES:
             self.check(pointer)
-            return self.both(found, union, pointer)
-        kept = [self.both(found, option, pointer) for option in alternatives]
+            return self.both(alternatives, union, pointer)
+        restricted = [self.both(alternatives, of_option, pointer) for of_option in of_options]
         exact: list[Facts] = []
-        for i, one in enumerate(kept):
-            for j, other in enumerate(kept):
-                if i != j and not all(self._disjoint(a, b) for a in one for b in other):
-                    others, complete = negated(self, options[j])
-                    if not complete or len(one) * len(others) > MAX_ALTERNATIVES:
-                        self.check(pointer)
-                        return self.both(found, union, pointer)
-                    one = self.both(one, others, pointer)
-            exact += one
+        for i, of_option in enumerate(restricted):
+            only_this = of_option
+            for j, of_other in enumerate(restricted):
+                if i == j or all(self._disjoint(a, b) for a in only_this for b in of_other):
+                    continue
+                others, complete = negated(self, options[j])
+                if not complete or len(only_this) * len(others) > MAX_ALTERNATIVES:
+                    self.check(pointer)
+                    return self.both(alternatives, union, pointer)
+                only_this = self.both(only_this, others, pointer)
+            exact += only_this
         return exact
 
     def _disjoint(self, a: Facts, b: Facts, level: int = 0) -> bool:
@@ -338,7 +346,8 @@ class Reader:
         if a.values is not None and b.values is not None:
             return not {identity(v) for v in a.values} & {identity(v) for v in b.values}
         if a.values is not None or b.values is not None:
-            values, types = (a.values, b.types) if a.values is not None else (b.values, a.types)
+            values = a.values if a.values is not None else b.values
+            types = b.types if a.values is not None else a.types
             return all(type_of(v) not in types for v in values or ())
         return all(
             clearly_apart(a, b, kind) or (kind == "object" and level < 3 and self._members_apart(a, b, level))
@@ -362,11 +371,11 @@ class Reader:
 
 
 def _true(place: Subschema) -> Subschema:
-    return Subschema(True, f"{place.pointer}/(true)")
+    return Subschema(schema=True, pointer=f"{place.pointer}/(true)")
 
 
 def _absent(name: str) -> Properties:
-    return Properties({name: Subschema(False, "#/(false)")})
+    return Properties({name: Subschema(schema=False, pointer="#/(false)")})
 
 
 def _forbids(shape: Properties, name: str) -> bool:

@@ -76,7 +76,8 @@ class References:
 
     def _target(self, place: Subschema, keyword: str) -> Subschema:
         """Return the subschema that a keyword of a place names."""
-        where, ref = f"{place.pointer}/{keyword}", place.schema[keyword]
+        where = f"{place.pointer}/{keyword}"
+        ref = place.schema[keyword]
         if not isinstance(ref, str):
             raise InputError(f"{where} is {ref!r:.60}: expected a reference such as #/$defs/name")
         uri, fragment = urldefrag(urljoin(place.base, ref) if place.base and not ref.startswith("#") else ref)
@@ -92,10 +93,10 @@ class References:
             return resource
         if fragment.startswith("/"):
             return self._at(resource, fragment, where)
-        found = self.addresses.get(f"{uri}#{unquote(fragment)}")
-        if found is None:
+        target = self.addresses.get(f"{uri}#{unquote(fragment)}")
+        if target is None:
             raise InputError(f"{where}: there is no anchor {ref!r:.120} in the schema")
-        return found
+        return target
 
     def _at(self, place: Subschema, pointer: str, where: str) -> Subschema:
         steps: list[str] = []  # since the last subschema
@@ -114,9 +115,9 @@ class References:
         return self.entered(place)
 
     def _standard(self, uri: str) -> Subschema | None:
-        """Return one of the schemas that describe schemas, which the `jsonschema-rs` package brings along."""
+        """Return one of the schemas that describe schemas; the `jsonschema-rs` package contains them."""
         for name, schema in standard_schemas(uri).items():
-            place = Subschema(schema, f"{name}#", name, entered=True)
+            place = Subschema(schema, pointer=f"{name}#", base=name, entered=True)
             self.addresses.update({name: place} | dict(self._find_addresses(place)))
         return self.addresses.get(uri)
 

@@ -13,31 +13,31 @@ from gesso.errors import InputError
 
 def string_content(facts: Facts, dialect: Dialect, check: Callable[[str], None]) -> Term:
     """Return the contents of the strings that satisfy the facts."""
-    char, low, high = dialect.any_char, facts.min_length, facts.max_length
+    low, high = facts.min_length, facts.max_length
     if facts.values is not None:
         return alt(dialect.content(value) for value in facts.values if isinstance(value, str))
     parts: list[Term] = []
     for pattern in facts.patterns:
-        found = pattern_content(pattern, dialect, facts.pointer)
-        if isinstance(found, Repeat) and dialect.is_char(found.item):  # a class of characters: join its counts
-            low, high = _limited(found, low, high)
-            found = repeat(found.item, low, high)
+        content = pattern_content(pattern, dialect, facts.pointer)
+        if isinstance(content, Repeat) and dialect.is_char(content.item):  # a class of characters: join its counts
+            low, high = _limited(content, low, high)
+            content = repeat(content.item, low, high)
             low, high = 0, None
-        parts.append(found)
+        parts.append(content)
     parts += [format_term(name, dialect) for name in facts.formats]
     refused = [pattern_content(pattern, dialect, facts.pointer, every=False) for pattern in facts.other_patterns]
     refused += [dialect.content(value) for value in facts.excluded if isinstance(value, str)]
     if low or high is not None:
-        parts.append(repeat(char, low, high))
+        parts.append(repeat(dialect.any_char, low, high))
     if not parts:
         parts.append(dialect.free_content)
     if refused:
         parts.append(complement(alt(refused)))
-    found = both(parts)
+    all_parts = both(parts)
     if len(parts) == 1:
-        return found
+        return all_parts
     try:
-        return NOTHING if found.least >= FAR else found
+        return NOTHING if all_parts.least >= FAR else all_parts
     except InputError:  # too large to compare: leave the length to the check of the answer
         if len(parts) < 3 and not (low or high is not None):
             raise
@@ -67,12 +67,13 @@ def matches(term: Term, dialect: Dialect, text: str) -> bool:
 
 
 def _spelling(term: Term) -> bytes:
-    found = bytearray()
+    """Return a shortest text of a term."""
+    text = bytearray()
     while not term.nullable:
-        mask = next(mask for mask in term.masks if term.after(_lowest(mask)).least < term.least)
-        found.append(_lowest(mask))
-        term = term.after(found[-1])
-    return bytes(found)
+        byte = next(_lowest(mask) for mask in term.masks if term.after(_lowest(mask)).least < term.least)
+        text.append(byte)
+        term = term.after(byte)
+    return bytes(text)
 
 
 def _lowest(mask: int) -> int:

@@ -28,9 +28,11 @@ def fits(facts: Facts, value: Any) -> bool:
         return True
     if len(value) < facts.min_length or (facts.max_length is not None and len(value) > facts.max_length):
         return False
-    found = all(_contains(pattern, value) for pattern in facts.patterns)
-    found = found and not any(_contains(pattern, value) for pattern in facts.other_patterns)
-    return found and all(matches(format_term(name, JSON), JSON, value) for name in facts.formats)
+    if not all(_contains(pattern, value) for pattern in facts.patterns):
+        return False
+    if any(_contains(pattern, value) for pattern in facts.other_patterns):
+        return False
+    return all(matches(format_term(name, JSON), JSON, value) for name in facts.formats)
 
 
 def _contains(pattern: str, text: str) -> bool:
