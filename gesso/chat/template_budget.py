@@ -1,4 +1,4 @@
-"""The limits of a chat template, the work that it has left, and the sizes of the values that it creates."""
+"""The limits of a chat template, the work it has left, and the sizes of the values it creates."""
 
 import time
 from collections.abc import Iterator
@@ -22,11 +22,13 @@ class Runaway(TemplateRuntimeError):
     """A template exceeded one of the limits, or used an operation that is not available."""
 
 
-class Budget:
+class RenderingBudget:
     """The work that one rendering, or one compilation, has left."""
 
     def __init__(self) -> None:
-        self.steps, self.work, self.end = MAX_STEPS, MAX_WORK, time.monotonic() + MAX_SECONDS
+        self.steps = MAX_STEPS
+        self.work = MAX_WORK
+        self.end = time.monotonic() + MAX_SECONDS
 
     def spend(self, work: int, steps: int = 1) -> None:
         self.steps -= steps
@@ -39,13 +41,13 @@ class Budget:
             raise Runaway(f"it takes longer than {MAX_SECONDS:g} s")
 
 
-_budget: ContextVar[Budget | None] = ContextVar("template_budget", default=None)
+_budget: ContextVar[RenderingBudget | None] = ContextVar("template_budget", default=None)
 
 
 @contextmanager
 def limited() -> Iterator[None]:
     """Give the block its own budget. Nothing of a template is evaluated outside such a block."""
-    token = _budget.set(Budget())
+    token = _budget.set(RenderingBudget())
     try:
         yield
     finally:
@@ -73,20 +75,21 @@ def _counted(elements: Iterator[Any]) -> Iterator[Any]:
 
 def size(value: Any) -> int:
     """Return the size of a value in characters. Shared parts count each time they occur, as in printing."""
-    total, waiting = 0, [value]
+    total = 0
+    waiting = [value]
     while waiting and total <= MAX_CHARS:
-        one = waiting.pop()
-        if isinstance(one, str | bytes):
-            total += len(one)
-        elif isinstance(one, int):
-            if one.bit_length() > MAX_BITS:
+        part = waiting.pop()
+        if isinstance(part, str | bytes):
+            total += len(part)
+        elif isinstance(part, int):
+            if part.bit_length() > MAX_BITS:
                 raise Runaway(f"it creates a number of more than {MAX_BITS:,} bits")
-            total += one.bit_length() // 3
-        elif isinstance(one, list | tuple | set | frozenset):
-            total += NODE * len(one)
-            waiting.extend(one)
-        elif isinstance(one, dict | Namespace):
-            fields: dict[Any, Any] = one._Namespace__attrs if isinstance(one, Namespace) else one
+            total += part.bit_length() // 3
+        elif isinstance(part, list | tuple | set | frozenset):
+            total += NODE * len(part)
+            waiting.extend(part)
+        elif isinstance(part, dict | Namespace):
+            fields: dict[Any, Any] = part._Namespace__attrs if isinstance(part, Namespace) else part
             total += NODE * len(fields)
             waiting.extend(fields)
             waiting.extend(fields.values())

@@ -131,14 +131,14 @@ def number(value: Any, *_: Any, **__: Any) -> int:
 
 def numbers_only(value: Any, *given: Any) -> int:
     """Return the cost of a test that uses `%`, with which a text would be formatted."""
-    if not all(isinstance(one, int | float) for one in (value, *given)):
+    if not all(isinstance(operand, int | float) for operand in (value, *given)):
         raise Runaway("odd, even and divisibleby are available for numbers only")
     return 0
 
 
 def replace(text: Any, old: Any, new: Any, count: Any = None) -> int:
-    text, old, new = str(text), str(old), str(new)
-    return check_size(len(text) + text.count(old) * len(new))
+    text = str(text)
+    return check_size(len(text) + text.count(str(old)) * len(str(new)))
 
 
 def round_(value: Any, precision: Any = 0, method: Any = "common") -> int:

@@ -1,10 +1,10 @@
 """Turn a picture upright and convert it to RGB, as the reference's image processor does.
 
-`transformers` drops the opacity of a picture that it reads from a path, and lays one that it is given in memory over
-white. Here every picture is laid over white: without it, black text on a transparent background is black on black. Gray
-pixels of 16 bits are scaled; `transformers` clips them at 255, so that nearly all become white.
+`transformers` drops the alpha channel of a picture that it reads from a path, and composites a picture in memory over
+white. Here every picture is composited over white: otherwise black text on a transparent background is black on black.
+Gray pixels of 16 bits are scaled; `transformers` clips them at 255, so that nearly all become white.
 
-Pictures are converted in strips, so that little memory is needed beside the picture and the result.
+Pictures are converted in strips, which bounds the memory in addition to the picture and the result.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from PIL.Image import Transpose
 from gesso.errors import InputError
 
 STRIP = 256  # rows
-# What turns a picture upright, by the value of EXIF's orientation (TIFF 6.0, section 8).
+# The transposition that turns a picture upright, by the value of EXIF's orientation (TIFF 6.0, section 8).
 TURNS = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
@@ -42,10 +42,10 @@ def upright_rgb(picture: Image.Image) -> Image.Image:
 
 def _orientation(picture: Image.Image) -> int:
     try:
-        found = picture.getexif().get(ORIENTATION, 1)
+        orientation = picture.getexif().get(ORIENTATION, 1)
     except Exception:  # of any type: the metadata is damaged, the pixels are not
         return 1
-    return found if isinstance(found, int) else 1
+    return orientation if isinstance(orientation, int) else 1
 
 
 def _rgb(picture: Image.Image) -> Image.Image:

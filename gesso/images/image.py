@@ -23,6 +23,6 @@ class Image:
     @cached_property
     def digest(self) -> int:
         """128 bits that name the image: two with the same digest have the same pixels and the same size."""
-        found = hashlib.sha256(f"{self.rows} {self.columns} {self.tokens}\n".encode())
-        found.update(np.ascontiguousarray(self.patches).data)
-        return int.from_bytes(found.digest()[:16], "big")
+        hashed = hashlib.sha256(f"{self.rows} {self.columns} {self.tokens}\n".encode())
+        hashed.update(np.ascontiguousarray(self.patches).data)
+        return int.from_bytes(hashed.digest()[:16], "big")

@@ -17,7 +17,11 @@ MAX_SCANNED = 24 * MAX_PIXELS
 MAX_RUN_LENGTH = 1 << 21  # pixels and bytes of a BMP file with run-length encoding, which Pillow decodes in Python
 
 # Tags of TIFF files (TIFF 6.0, sections 8, 15 and 22).
-COMPRESSION, STRIP_SIZES, TILE_WIDTH, TILE_HEIGHT, TILE_SIZES = 259, 279, 322, 323, 325
+COMPRESSION = 259
+STRIP_SIZES = 279
+TILE_WIDTH = 322
+TILE_HEIGHT = 323
+TILE_SIZES = 325
 JPEG_COMPRESSIONS = (6, 7)
 
 
@@ -28,7 +32,7 @@ def check_cost(picture: Any, data: bytes) -> None:
     pixels = width * height
     tags = getattr(picture, "tag_v2", {})
     if tags:
-        # A tile is decoded as a whole, also if the picture is smaller. All strips could share the same bytes.
+        # A tile is decoded as a whole even if the picture is smaller. All strips could share the same bytes.
         _check_pixels(sum(_numbers(tags, TILE_WIDTH)), sum(_numbers(tags, TILE_HEIGHT)), "a tile of the picture")
         if sum(_numbers(tags, STRIP_SIZES)) + sum(_numbers(tags, TILE_SIZES)) > 2 * len(data):
             raise InputError("the TIFF file is damaged or incomplete: it claims more data than it has; save it again")
@@ -50,6 +54,7 @@ def _check_pixels(width: int, height: int, what: str = "the picture") -> None:
 
 
 def _numbers(tags: Any, tag: int) -> list[int]:
-    """Return the value of a TIFF tag, which is a number or several; none if the tag is missing or of another type."""
-    found = tags.get(tag, ())
-    return [one for one in (found if isinstance(found, tuple) else (found,)) if isinstance(one, int)]
+    """Return the numbers of a TIFF tag; none if the tag is missing or of another type."""
+    value = tags.get(tag, ())
+    values = value if isinstance(value, tuple) else (value,)
+    return [number for number in values if isinstance(number, int)]

@@ -1,8 +1,8 @@
 """The soft tokens of images in a prompt.
 
 A prompt is a sequence of token ids. Each soft token of an image is a negative number that names the image and the place
-in it, so that two prompts are equal only if their images are. These numbers never reach the network: its input for them
-is what it sees in the image.
+in it, so that two prompts are equal only if their images are. These numbers never reach the network: its input at these
+positions is the features of the image.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,14 @@ def image_of(token: int) -> tuple[int, int]:
 
 
 def blocks(prompt: Sequence[int]) -> list[range]:
-    """Return where the images of a prompt are: the longest ranges of successive soft tokens of one image."""
-    found: list[range] = []
+    """Return the positions of each image of a prompt: the longest ranges of successive soft tokens of one image."""
+    ranges: list[range] = []
     at = 0
     while at < len(prompt):
-        start, at = at, at + 1
+        start = at
+        at += 1
         if is_image(prompt[start]):
             while at < len(prompt) and prompt[at] == prompt[at - 1] - 1 and image_of(prompt[at])[1]:
                 at += 1
-            found.append(range(start, at))
-    return found
+            ranges.append(range(start, at))
+    return ranges

@@ -30,14 +30,17 @@ def log_likelihoods(model: InfillModel, request: Request, texts: Sequence[str]) 
     likelihood of the text after the hole says more about a candidate than its own. Sums compare candidates of different
     lengths fairly, see `infill._search`. For any other prompt: log p(text and its end | prompt).
 
-    The text is encoded again, because a reader sees the text and not the tokens that it was generated with.
+    The text is encoded again: its likelihood must not depend on the tokens that it was generated with.
     """
     sides = fill_sides(model.tokenizer, request.prompt)
     before: Sequence[int] = request.prompt
-    end, after = [model.eos_token_id], ""
+    after = ""
+    end = [model.eos_token_id]
     if sides is not None:
-        before, end, after = sides[0], [], model.decode(sides[1][:SCORED])
+        before = sides[0]
+        after = model.decode(sides[1][:SCORED])
+        end = []
     encoded = {text: [*model.tokenizer.encode(text + after, bos=False), *end] for text in dict.fromkeys(texts)}
     scores = yield from score(before, list(encoded.values()), model.max_length, request.adapter)
-    known = dict(zip(encoded, scores, strict=True))
-    return [known[text] for text in texts]
+    score_of = dict(zip(encoded, scores, strict=True))
+    return [score_of[text] for text in texts]

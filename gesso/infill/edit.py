@@ -31,7 +31,9 @@ def edit(
 ) -> Plan[EditResult]:
     """Return a plan for a new text in a span; the arguments are those of `Gesso.edit`."""
     start, end = check_span(text, span, level)
-    before, present, after = text[:start], text[start:end], text[end:]
+    before = text[:start]
+    present = text[start:end]
+    after = text[end:]
     shown = visible_hole(model.tokenizer, before, after, context)
     if instruction is not None:
         turn = instruction_turn(model.tokenizer, instruction, shown.before + present + shown.after)
@@ -39,12 +41,12 @@ def edit(
     elif level == 1 and not (before or after):
         raise InputError("the span is the whole text: at level 1 there is no text around it; give an instruction")
     if level < 1:
-        found = yield from _revise(model, shown, present, level, method, **options)
+        filled = yield from _revise(model, shown, present, level, method, **options)
     else:
-        found = yield from fill(model, shown, method=method, lengths=None, candidates=1, **options)
-    whole = {**vars(found), "text": before + found.text + after}
+        filled = yield from fill(model, shown, method=method, lengths=None, candidates=1, **options)
+    whole = {**vars(filled), "text": before + filled.text + after}
     del whole["candidates"]
-    return EditResult(**whole, replacement=found.text)
+    return EditResult(**whole, replacement=filled.text)
 
 
 def _revise(
@@ -52,19 +54,20 @@ def _revise(
 ) -> Plan[InfillResult]:
     """Replace a share `level` of the span's tokens by noise and pin the others; the number of tokens stays.
 
-    A canvas that only starts from the other tokens would be closer to the diffusion process. But a model need not keep
-    tokens that it is shown nearly clean: a small model changed more at level 0.02 than at 0.2. With pins, a low level
-    is a small change with every model.
+    A canvas that only starts from the other tokens would be closer to the diffusion process. But a model may replace
+    tokens that are nearly clean: a small model changed more at level 0.02 than at 0.2. With pins, a low level is a
+    small change with every model.
     """
-    if given := [name for name in ("max_new_tokens", "stop", *NAMES, "schema_options") if options.pop(name, None)]:
-        raise InputError(f"{given[0]} goes with level 1; below level 1 the span keeps its number of tokens")
+    given = [name for name in ("max_new_tokens", "stop", *NAMES, "schema_options") if options.pop(name, None)]
+    if given:
+        raise InputError(f"{given[0]} requires level 1; below level 1 the span keeps its number of tokens")
     method = method_for(method, model.tokenizer, shown)
     prompt = fill_prompt if method == "prompt" else plain_prompt
     length = token_count(model, present)
     base = base_request(model, prompt(model.tokenizer, shown, shown.before), max_new_tokens=length, **options)
     canvas = base.canvas_length(model.config)
 
-    def request_for(kept: str, dropped: str) -> HoleRequest:
+    def request_for(shown_before: str, dropped: str) -> HoleRequest:
         tokens = model.tokenizer.encode(dropped + present, bos=False)
         if method == "prompt":  # the end follows the text, as in training
             after = [model.eos_token_id]
@@ -75,19 +78,27 @@ def _revise(
         noised = _noised(len(tokens), level, base.seed)
         request = replace(
             base,
-            prompt=prompt(model.tokenizer, shown, kept),
+            prompt=prompt(model.tokenizer, shown, shown_before),
             max_new_tokens=len(tokens) + len(after),
             pins=pins | {i: token for i, token in enumerate(tokens) if i not in noised},
             guide=model.guides.within(dropped, ""),
         )
-        return HoleRequest(request, len(tokens))
+        return HoleRequest(request=request, hole_length=len(tokens))
 
-    kept, dropped = heal(model, shown, ())
-    chosen = request_for(kept, dropped)
+    shown_before, dropped = heal(model, shown, ())
+    chosen = request_for(shown_before, dropped)
     if dropped and not is_possible(chosen.request):  # a long token became noise, and no other token fits in its place
-        dropped, chosen = "", request_for(shown.before, "")
+        dropped = ""
+        chosen = request_for(shown.before, dropped)
     filled = yield from fill_holes(model, [chosen], dropped, ())
-    return InfillResult(filled.texts[0], filled.tokens[0], "stop", filled.usage(0), base.seed, method)
+    return InfillResult(
+        text=filled.texts[0],
+        tokens=filled.tokens[0],
+        finish_reason="stop",
+        usage=filled.usage(0),
+        seed=base.seed,
+        method=method,
+    )
 
 
 def _noised(length: int, level: float, seed: int) -> set[int]:

@@ -25,7 +25,7 @@ from gesso.infill.requests import (
     take_constraint,
     tokens_for,
 )
-from gesso.infill.results import Candidate, HolesResult, InfillResult
+from gesso.infill.results import HoleCandidate, HolesResult, InfillResult
 
 # A pinned hole takes at most this part of a canvas; the text after it takes the rest.
 LONGEST_HOLE = 2  # one half
@@ -120,24 +120,35 @@ def _fill(
     prompt = fill_prompt if method == "prompt" else plain_prompt
     constraint = take_constraint(options)
     base = base_request(model, prompt(model.tokenizer, shown, shown.before), **options)
-    kept, dropped = heal(model, shown, base.stop)
+    shown_before, dropped = heal(model, shown, base.stop)
     hole_length = base.max_new_tokens + tokens_for(model, dropped)
     request = replace(
         base,
-        prompt=prompt(model.tokenizer, shown, kept),
+        prompt=prompt(model.tokenizer, shown, shown_before),
         max_new_tokens=hole_length,
         guide=model.guides.within(dropped, "", **constraint),
     )
-    requests = [HoleRequest(one, hole_length) for one in candidates_of(request, candidates)]
+    seeded = candidates_of(request, candidates)
+    requests = [HoleRequest(request=seeded_request, hole_length=hole_length) for seeded_request in seeded]
     filled = yield from fill_holes(model, requests, dropped, base.stop)
-    tried: tuple[Candidate, ...] = ()
+    tried: tuple[HoleCandidate, ...] = ()
     best = 0
     if candidates > 1:
         scores = yield from log_likelihoods(model, request, [dropped + text for text in filled.texts])
         best = scores.index(max(scores))
-        tried = tuple(map(Candidate, map(len, filled.tokens), filled.texts, scores))
-    reason, usage = filled.results[best].finish_reason, filled.usage(best)
-    return InfillResult(filled.texts[best], filled.tokens[best], reason, usage, base.seed, method, tried)
+        tried = tuple(
+            HoleCandidate(length=len(tokens), text=text, log_likelihood=likelihood)
+            for tokens, text, likelihood in zip(filled.tokens, filled.texts, scores, strict=True)
+        )
+    return InfillResult(
+        text=filled.texts[best],
+        tokens=filled.tokens[best],
+        finish_reason=filled.results[best].finish_reason,
+        usage=filled.usage(best),
+        seed=base.seed,
+        method=method,
+        candidates=tried,
+    )
 
 
 # --- search for the length of a hole before pinned text -------------------------------------------------------------
@@ -151,7 +162,7 @@ def _search(
     seconds: float | None,
     **options: Any,
 ) -> Plan[InfillResult]:
-    """Try holes of several lengths side by side, round by round, and return the likeliest text.
+    """Try holes of several lengths, one batch per round, and return the likeliest text.
 
     A score is log p(middle + after | before). It is computed over the encoded text, not over the tokens of the canvas.
     p(middle | before, after) is proportional to it whatever the length of the middle, because `before` and `after` are
@@ -160,66 +171,73 @@ def _search(
     although a canvas with a short hole has space for more.
     """
     began = time.monotonic()
-    most, constraint = options.pop("max_new_tokens", None), take_constraint(options)
+    most = options.pop("max_new_tokens", None)
+    constraint = take_constraint(options)
     constrained = any(value is not None for value in constraint.values())
     prompt = plain_prompt(model.tokenizer, shown, shown.before)
     base = base_request(model, prompt, max_new_tokens=1 if most is None else most, **options)
-    stop, base = base.stop, replace(base, stop=())  # the pinned text may contain a stop string
+    stop = base.stop
+    base = replace(base, stop=())  # the pinned text may contain a stop string
     canvas = base.canvas_length(model.config)
     if canvas < LONGEST_HOLE:
-        raise InputError(f"a canvas of {canvas} token has no room for a hole and the text after it")
+        raise InputError(f"a canvas of {canvas} token is too short for a hole and the text after it")
     if given is None:
         limit = max(1, min(canvas // USUAL_HOLE if most is None else most, canvas // LONGEST_HOLE))
         trying = first_lengths(limit)
     else:
         trying = _check_lengths(given, canvas - 1)
         limit = trying[-1]
-    kept, dropped = heal(model, shown, stop, limit=canvas - limit - 1)
+    shown_before, dropped = heal(model, shown, stop, limit=canvas - limit - 1)
     after = nearest_start(model.tokenizer, shown.after, canvas - limit - tokens_for(model, dropped))
     pins = model.tokenizer.encode(after, bos=False)
     base = replace(
         base,
-        prompt=plain_prompt(model.tokenizer, shown, kept),
+        prompt=plain_prompt(model.tokenizer, shown, shown_before),
         guide=model.guides.within(dropped, after, **constraint),
     )
 
     def request_for(length: int) -> HoleRequest:
         hole_length = length + tokens_for(model, dropped)
         pinned = {hole_length + i: token for i, token in enumerate(pins)}
-        return HoleRequest(replace(base, max_new_tokens=hole_length + len(pins), pins=pinned), hole_length)
+        request = replace(base, max_new_tokens=hole_length + len(pins), pins=pinned)
+        return HoleRequest(request=request, hole_length=hole_length)
 
-    found: dict[int, Candidate] = {}
-    tokens: dict[int, tuple[int, ...]] = {}
+    likeliest: dict[int, HoleCandidate] = {}  # by length
+    tokens: dict[int, tuple[int, ...]] = {}  # of these candidates
     usages: list[Usage] = []
     tried: list[int] = []
     while trying:
         tried += trying
         requests = {length: request_for(length) for length in trying}
         possible = [length for length in trying if not constrained or is_possible(requests[length].request)]
-        if not (possible or found):
+        if not (possible or likeliest):
             requests[trying[-1]].request.reach.check()  # raises the reason
-        each = [length for length in possible for _ in range(candidates)]
-        of_each = [replace(requests[length], request=one) for length in possible
-                   for one in candidates_of(requests[length].request, candidates)]  # fmt: skip
-        filled = yield from fill_holes(model, of_each, dropped, stop)
+        lengths: list[int] = []  # of the candidates of this round
+        seeded: list[HoleRequest] = []
+        for length in possible:
+            for request in candidates_of(requests[length].request, candidates):
+                lengths.append(length)
+                seeded.append(replace(requests[length], request=request))
+        filled = yield from fill_holes(model, seeded, dropped, stop)
         joined = [model.tokenizer.encode(dropped + text + after, bos=False) for text in filled.texts]
         scores = yield from score(base.prompt, joined, model.max_length, base.adapter)
-        for i, length in enumerate(each):
-            candidate = Candidate(length, filled.texts[i], scores[i])
-            if length not in found or candidate.log_likelihood > found[length].log_likelihood:
-                found[length], tokens[length] = candidate, filled.tokens[i]
+        for i, length in enumerate(lengths):
+            candidate = HoleCandidate(length=length, text=filled.texts[i], log_likelihood=scores[i])
+            if length not in likeliest or candidate.log_likelihood > likeliest[length].log_likelihood:
+                likeliest[length] = candidate
+                tokens[length] = filled.tokens[i]
         usages += [result.usage for result in filled.results]
-        best = max(sorted(found), key=lambda length: found[length].log_likelihood)
+        best = max(sorted(likeliest), key=lambda length: likeliest[length].log_likelihood)
         is_late = seconds is not None and time.monotonic() - began >= seconds
         trying = closer_lengths(sorted(tried), best) if given is None and not is_late else []
     return InfillResult(
-        found[best].text,
-        tokens[best],
-        "length" if best == limit else "stop",
-        total_usage(usages, len(tokens[best])),
-        base.seed,
-        "pinned",
-        tuple(found[length] for length in sorted(found)),
+        text=likeliest[best].text,
+        tokens=tokens[best],
+        finish_reason="length" if best == limit else "stop",
+        usage=total_usage(usages, len(tokens[best])),
+        seed=base.seed,
+        method="pinned",
+        candidates=tuple(likeliest[length] for length in sorted(likeliest)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Build the requests for a hole, and read the text that fills it from their results."""
+"""Build the requests for a hole, and return the text that fills it from their results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,12 +37,13 @@ class Fillings:
 
 def base_request(model: InfillModel, prompt: Sequence[int], **options: Any) -> Request:
     """Return a checked request that the requests for a hole are variations of."""
-    if wrong := {"pins", "resume"} & set(options):
-        raise InputError(f"{min(wrong)} belongs to generate: here the text around the hole decides")
+    wrong = {"pins", "resume"} & set(options)
+    if wrong:
+        raise InputError(f"{min(wrong)} is an option of generate only; the text around the hole takes its place")
     options = renamed.translated(options)
-    if options.get("preset") in (None, SHORT):  # a canvas knows the text after the hole: its speed does not matter
+    if options.get("preset") in (None, SHORT):  # only a canvas can use the text after the hole, whatever its speed
         options = {"write": "canvas", **options}
-    # A healed prompt lacks the beginning of the new text. Without the constraint, the model would not know of it.
+    # A healed prompt lacks the beginning of the new text, which only the constraint then determines.
     request = replace(model.request(prompt, **options), free_first=False)
     _check(model, request)
     return request
@@ -54,17 +55,17 @@ def take_constraint(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def heal(model: InfillModel, shown: Hole, stop: Sequence[str], limit: int | None = None) -> tuple[str, str]:
-    """Return the text to end the prompt with, and the dropped rest, which the model has to write again.
+    """Return the text before the hole without its healed end, and that end, which the model must write again.
 
     Nothing is dropped if the rest needs more than `limit` tokens.
     """
-    kept, dropped = model.healer.split(shown.before)
+    healed, dropped = model.healer.split(shown.before)
     # The engine looks for stop strings in the whole new text, the dropped text included.
     meets_stop = set(dropped) & set("".join(stop))
     # Pinned text after the hole must not be mistaken for dropped text, such as spaces before spaces.
     continues = any(shown.after.startswith(dropped[cut:]) for cut in range(1, len(dropped)))
     too_long = limit is not None and tokens_for(model, dropped) > limit
-    return (shown.before, "") if meets_stop or continues or too_long else (kept, dropped)
+    return (shown.before, "") if meets_stop or continues or too_long else (healed, dropped)
 
 
 def tokens_for(model: InfillModel, dropped: str) -> int:
@@ -89,19 +90,24 @@ def is_possible(request: Request) -> bool:
 def fill_holes(
     model: InfillModel, requests: Sequence[HoleRequest], dropped: str, stop: Sequence[str]
 ) -> Plan[Fillings]:
-    """Run requests side by side and cut their texts to the hole: after the dropped text, and before a stop string."""
-    for one in requests:
-        _check(model, one.request)
-    results = yield from generate([one.request for one in requests])
+    """Run requests in one batch and cut their texts to the hole: after the dropped text, and before a stop string."""
+    for hole in requests:
+        _check(model, hole.request)
+    results = yield from generate([hole.request for hole in requests])
     pairs = list(zip(requests, results, strict=True))
-    tokens = [result.tokens[: one.hole_length] for one, result in pairs]
-    return Fillings([before_stop(_text(model, *pair, dropped), stop) for pair in pairs], tokens, results)
+    texts = [_text(model, hole.hole_length, result, dropped) for hole, result in pairs]
+    return Fillings(
+        texts=[before_stop(text, stop) for text in texts],
+        tokens=[result.tokens[: hole.hole_length] for hole, result in pairs],
+        results=results,
+    )
 
 
-def _text(model: InfillModel, one: HoleRequest, result: Result, dropped: str) -> str:
-    stopped = result.finish_reason == "stop" and len(result.tokens) <= one.hole_length
+def _text(model: InfillModel, hole_length: int, result: Result, dropped: str) -> str:
+    """Return the text that fills the hole, after the dropped text."""
+    stopped = result.finish_reason == "stop" and len(result.tokens) <= hole_length
     decode = model.decode if stopped else partial(whole_characters, model.decode)
-    return after_beginning(decode, model.guides.words, result.tokens[: one.hole_length], dropped)
+    return after_beginning(decode, model.guides.words, result.tokens[:hole_length], dropped)
 
 
 def _check(model: InfillModel, request: Request) -> None:

@@ -6,7 +6,7 @@ from gesso.engine.events import Result
 
 
 @dataclass(frozen=True)
-class Candidate:
+class HoleCandidate:
     """A text that was tried for a hole."""
 
     length: int  # tokens in the hole
@@ -19,7 +19,7 @@ class InfillResult(Result):
     """`text` fills the hole. `tokens` are the generated ones and may start with the end of the prefix: see `Healer`."""
 
     method: str = "prompt"
-    candidates: tuple[Candidate, ...] = ()  # if several were tried: the best of each length, or one per seed
+    candidates: tuple[HoleCandidate, ...] = ()  # if several were tried: the best of each length, or one per seed
 
 
 @dataclass(frozen=True)
