@@ -57,7 +57,10 @@ class Gesso:
         max_batch: int,
         max_length: int | None,
     ) -> None:
-        self.model, self.tokenizer, self.defaults, self.directory = model, tokenizer, defaults, directory
+        self.model = model
+        self.tokenizer = tokenizer
+        self.defaults = defaults
+        self.directory = directory
         # A CPU reads one piece of a prompt per pass: a pass takes seconds, and progress is shown after each.
         prefill = PIECE if model.device.type == "cpu" else PREFILL
         self.engine = Engine(model, self.decode, max_batch=max_batch, max_length=max_length, prefill=prefill)
@@ -216,12 +219,12 @@ class Gesso:
         """
         texts = choice_tokens(self.tokenizer, choices)
         scored = self.driver.run(compare(self.decision_request(prompt, texts, adapter)))
-        found = probabilities(scored.log_likelihoods)
-        index = found.index(max(found))
+        chances = probabilities(scored.log_likelihoods)
+        index = chances.index(max(chances))
         return Decision(
             choices[index],
             index,
-            dict(zip(choices, found, strict=True)),
+            dict(zip(choices, chances, strict=True)),
             dict(zip(choices, scored.log_likelihoods, strict=True)),
             scored.usage,
         )

@@ -57,7 +57,7 @@ def load(
     if write is not None:
         SETTINGS["write"].check(write)
     where = find_device(device)
-    number = find_dtype(dtype, where)
+    value_dtype = find_dtype(dtype, where)
     if cache_dir is not None and where.type != "cpu":
         raise InputError("cache_dir is for models on a CPU: a GPU reads a prompt as fast as a file; leave it out")
     if where.type == "cpu":
@@ -68,42 +68,54 @@ def load(
         choice = choose_checkpoint(where, memory, quantize)
         name, quantize = choice.name, choice.quantize or quantize
     source = locate(name)
-    found = memory_for(where, number)
+    device_memory = memory_for(where, value_dtype)
     placed = placement or choose_placement(
         source,
-        found,
+        device_memory,
         memory,
-        number.itemsize,
+        value_dtype.itemsize,
         quantize,
         max_batch=max_batch,
         max_length=max_length,
         text_only=text_only,
     )
     if isinstance(read_memory(memory), int):
-        keep_within(where, allocated_bytes(where) + found.budget(memory))  # this model beside those loaded before
+        keep_within(where, allocated_bytes(where) + device_memory.budget(memory))  # in addition to models loaded before
     if placed.layers:
         logger.warning("%s", streaming_cost(placed, len(source.config.layers)))
     packs = None if placed.quantize == "none" else placed.quantize
     on_cpu = where.type == "cpu"
-    unpack = on_cpu and unpacks(source, number.itemsize, found.budget(memory))
+    unpack = on_cpu and unpacks(source, value_dtype.itemsize, device_memory.budget(memory))
     large_on_cpu = on_cpu and is_large(source)
     if large_on_cpu and not is_installed():
         logger.warning("without numba, every product unpacks its weights, which is slow: pip install 'gesso-lm[cpu]'")
     convert = for_cpu if large_on_cpu and is_installed() and not unpack else None
     model = load_weights(
-        source, where, number, packs, placed.layers, unpack=unpack, on_cpu=on_cpu, convert=convert, text_only=text_only
+        source,
+        where,
+        value_dtype,
+        packs,
+        placed.layers,
+        unpack=unpack,
+        on_cpu=on_cpu,
+        convert=convert,
+        text_only=text_only,
     )
     defaults = GenerationDefaults.from_directory(source.directory, source.config)
     tokenizer = Tokenizer.from_directory(source.directory)
-    named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}
+    named: Mapping[str, str | Path] = {}
+    if isinstance(adapter, Mapping):
+        named = adapter
+    elif adapter is not None:
+        named = {"default": adapter}
     for adapter_name, path in named.items():
         adapters.load(model, find_directory(path), adapter_name)
     loaded = Gesso(model, tokenizer, defaults, source.directory, max_batch=max_batch, max_length=max_length)
     if cache_dir is not None:
         loaded.engine.store_prefixes(_prefix_files(Path(cache_dir), source, name, loaded.engine))
     loaded.use_adapter(next(iter(named), None))
-    backend, longest = loaded.engine.runner.backend, loaded.config.canvas_length
-    loaded.writing = choose_writing(write, defaults.diffusion, backend, longest)
+    backend = loaded.engine.runner.backend
+    loaded.writing = choose_writing(write, defaults.diffusion, backend, loaded.config.canvas_length)
     return loaded
 
 
@@ -129,37 +141,37 @@ def _prefix_files(directory: Path, source: Source, name: str | Path | None, engi
 
 def choose_checkpoint(device: torch.device, memory: float | str, quantize: str | None) -> aliases.Choice:
     """Return the checkpoint that the alias diffusiongemma stands for on a device."""
-    found = memory_of(device)
-    return aliases.choose(found.device, found.budget(memory), quantize)
+    device_memory = memory_of(device)
+    return aliases.choose(device_memory.device, device_memory.budget(memory), quantize)
 
 
 def find_device(device: str | torch.device | None) -> torch.device:
-    """Return the named device, or else the first GPU or the CPU."""
+    """Return the named device. Without a name, return the first GPU, or the CPU if there is none."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found = torch.device(device)
+        chosen = torch.device(device)
     except RuntimeError as error:
         raise InputError(f"unknown device {device!r}: {str(error).splitlines()[0]}") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if chosen.type == "cuda" and not torch.cuda.is_available():
         raise InputError("device 'cuda' is not available: torch finds no GPU; use device='cpu' or install a CUDA build")
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         last = f"cuda:{torch.cuda.device_count() - 1}"
-        raise InputError(f"device {str(found)!r} does not exist: the last GPU that torch finds is {last!r}")
-    return found
+        raise InputError(f"device {str(chosen)!r} does not exist: the last GPU that torch finds is {last!r}")
+    return chosen
 
 
 def memory_for(device: torch.device, dtype: torch.dtype) -> DeviceMemory:
     """Return the memory of a device. Without host memory for experts if the kernels do not support the dtype."""
-    found = memory_of(device)
-    return replace(found, host=0) if dtype == torch.float16 else found
+    device_memory = memory_of(device)
+    return replace(device_memory, host=0) if dtype == torch.float16 else device_memory
 
 
 def find_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    """Return the named dtype, or else the default of the device."""
+    """Return the named dtype. Without a name, return the default of the device."""
     if dtype is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if found is None or found not in DTYPES.values():
+    chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if chosen is None or chosen not in DTYPES.values():
         raise InputError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
-    return found
+    return chosen

@@ -16,7 +16,7 @@ def load_own(name: str, field: str, example: str) -> Any:
     that is not there.
     """
     match = re.fullmatch(r"(\w+(?:\.\w+)*):(\w+)", name)
-    path = Path(*match[1].split(".")).with_suffix(".py") if match else None
+    path = Path(match[1].replace(".", "/")).with_suffix(".py") if match else None
     if match is None or path is None or not path.is_file():
         file = example.partition(":")[0].replace(".", "/") + ".py"
         raise InputError(

@@ -61,8 +61,8 @@ def from_values(given: Mapping[str, Any]) -> Diffusion:
 
 def values(diffusion: Diffusion) -> dict[str, Any]:
     """Return all settings by name. A sampler or stopping rule of the caller's own has no name, so it is rejected."""
-    found = {item.name: getattr(diffusion, item.name) for item in fields(diffusion)}
+    settings = {item.name: getattr(diffusion, item.name) for item in fields(diffusion)}
     for name in ("sampler", "stopping"):
-        if not isinstance(found[name], str):
-            raise InputError(f"{name} {shown(found[name])} cannot be written to a file; expected a built-in one")
-    return found
+        if not isinstance(settings[name], str):
+            raise InputError(f"{name} {shown(settings[name])} cannot be written to a file; expected a built-in one")
+    return settings

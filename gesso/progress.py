@@ -59,7 +59,9 @@ class Progress:
     """
 
     def __init__(self, *, in_bytes: bool = False, keep: bool = False, visible: bool = True) -> None:
-        self.in_bytes, self.visible, self.keep = in_bytes, visible, keep
+        self.in_bytes = in_bytes
+        self.visible = visible
+        self.keep = keep
         self.stages: dict[str, Stage] = {}
         self.printed = time.monotonic()
         self.drawn = -math.inf
@@ -90,7 +92,9 @@ class Progress:
             return
         clock = time.monotonic()
         stage = self.stages.setdefault(name, Stage(name=name, began=clock, first=done, done=done, total=total))
-        stage.done, stage.total, stage.note = done, total, note
+        stage.done = done
+        stage.total = total
+        stage.note = note
         if self.live:
             if clock - self.drawn >= REDRAW:
                 self.drawn = clock

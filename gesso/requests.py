@@ -94,14 +94,14 @@ def text_request(
         raise InputError(unknown_settings(unknown, also))
     read = _prompt(model, prompt)
     constraint = {"choice": choice, "regex": regex, "json_schema": json_schema, "grammar": grammar}
-    asked = model.guides.guide(**constraint, thinking=thinking, schema_options=schema_options)
-    needs_canvas = bool(pins or asked or resume or (guide and not guide_optional))
+    constraint_guide = model.guides.guide(**constraint, thinking=thinking, schema_options=schema_options)
+    needs_canvas = bool(pins or constraint_guide or resume or (guide and not guide_optional))
     settings = model.writing.settings(model.defaults.diffusion, resolved(preset), diffusion, needs_canvas=needs_canvas)
     if temperature is not None:
         settings = replace(settings, **at_temperature(settings, temperature))
-    if guide_optional and (asked or pins or settings.by_token):
+    if guide_optional and (constraint_guide or pins or settings.by_token):
         guide = None
-    if asked and guide:
+    if constraint_guide and guide:
         raise InputError("a text has one constraint, and a tool call is required already; leave out the other")
     if validate is None and json_schema is not None:
         validate = _under(json_schema)
@@ -109,7 +109,7 @@ def text_request(
         max_new_tokens = max(1, min(model.defaults.max_new_tokens, model.max_length - len(read.tokens)))
     if seed is None:
         seed = secrets.randbits(32) if resume is None else resume.request.seed
-    constrained = asked or guide
+    constrained = constraint_guide or guide
     return Request(
         prompt=tuple(read.tokens),
         images=read.images,

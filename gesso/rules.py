@@ -9,7 +9,7 @@ EVERY_STEP = 1_000_000  # more than any canvas takes
 
 
 class Rule:
-    """A rule of the diffusion process. The class says what it needs, so that nobody has to guess.
+    """A rule of the diffusion process. The class declares what it needs.
 
     Derive from `gesso.diffusion.moment.Sampler` or `gesso.diffusion.stopping.Stopping`.
     """

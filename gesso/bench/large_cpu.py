@@ -1,7 +1,7 @@
 """Measure a large model on a CPU, where a canvas of 256 tokens may take half a minute per step.
 
-Token by token, a pass reads the weights that one token uses. Its time is that of the memory, so the figures are the
-bytes per token and the share of the read bandwidth that was measured in the same run.
+Token by token, a pass reads the weights that one token uses and is memory-bound. The figures are therefore the bytes
+per token and the share of the read bandwidth that was measured in the same run.
 """
 
 import time
@@ -34,7 +34,7 @@ def measure(
     rate = _tokens_per_second(g, prompt, min(new, TOKENS))
     read = _prefill_seconds(g, PREFILL)
     lengths = [length for length in STEPS if length <= g.config.canvas_length]
-    found = {
+    figures = {
         "device": f"cpu, {torch.get_num_threads()} threads",
         "dtype": str(g.model.dtype).removeprefix("torch."),
         "quantized": g.config.quantization,
@@ -50,24 +50,24 @@ def measure(
         ],
     }
     resident, peak = resident_bytes()
-    return found | {"resident_GB": resident / 1e9, "peak_resident_GB": peak / 1e9}
+    return figures | {"resident_GB": resident / 1e9, "peak_resident_GB": peak / 1e9}
 
 
-def render(found: dict[str, Any], console: Console) -> None:
-    rate = found["autoregressive_tokens_per_second"]
+def render(figures: dict[str, Any], console: Console) -> None:
+    rate = figures["autoregressive_tokens_per_second"]
     console.print(
-        f"{found['device']}, {found['quantized'] or found['dtype']}: {found['weights_GB']:.2f} GB of weights, "
-        f"loaded in {found['seconds_to_load']:.1f} s; {found['resident_GB']:.2f} GB resident, at most "
-        f"{found['peak_resident_GB']:.2f} GB"
+        f"{figures['device']}, {figures['quantized'] or figures['dtype']}: {figures['weights_GB']:.2f} GB of weights, "
+        f"loaded in {figures['seconds_to_load']:.1f} s; {figures['resident_GB']:.2f} GB resident, at most "
+        f"{figures['peak_resident_GB']:.2f} GB"
     )
     console.print(
-        f"token by token: {rate:.2f} tokens/s; {found['GB_per_token']:.2f} GB read per token, "
-        f"{found['share_of_bandwidth']:.0%} of the {found['read_GBps']:.1f} GB/s of this memory"
+        f"token by token: {rate:.2f} tokens/s; {figures['GB_per_token']:.2f} GB read per token, "
+        f"{figures['share_of_bandwidth']:.0%} of the {figures['read_GBps']:.1f} GB/s of this memory"
     )
-    for row in found["prefill"]:
+    for row in figures["prefill"]:
         console.print(f"prompt of {row['tokens']:,}: {row['tokens_per_second']:,.1f} tokens/s")
     table = Table("canvas", "ms per step")
-    for row in found["canvases"]:
+    for row in figures["canvases"]:
         table.add_row(str(row["canvas"]), f"{row['ms_a_step']:,.0f}")
     console.print(table)
 

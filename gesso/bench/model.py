@@ -90,18 +90,18 @@ def sizes_in(text: str | None) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def render(found: dict[str, Any], console: Console) -> None:
-    if "canvases" in found:
-        large_cpu.render(found, console)
+def render(figures: dict[str, Any], console: Console) -> None:
+    if "canvases" in figures:
+        large_cpu.render(figures, console)
         return
-    kind = found["quantized"] or found["dtype"]
+    kind = figures["quantized"] or figures["dtype"]
     console.print(
-        f"{found['device']}, {kind}: {found['weights_GB']:.2f} GB of weights, "
-        f"loaded in {found['seconds_to_load']:.1f} s, ready {found['seconds_until_ready']:.1f} s later"
+        f"{figures['device']}, {kind}: {figures['weights_GB']:.2f} GB of weights, "
+        f"loaded in {figures['seconds_to_load']:.1f} s, ready {figures['seconds_until_ready']:.1f} s later"
     )
     table = Table("batch", "ms per step", "tokens/s", "times batch 1", "by steps alone", "times the floor")
-    first = found["batches"][0]["tokens_per_second"]
-    for row in found["batches"]:
+    first = figures["batches"][0]["tokens_per_second"]
+    for row in figures["batches"]:
         rate, step = row["tokens_per_second"], row["ms_a_step"]
         table.add_row(
             str(row["batch"]),
@@ -109,30 +109,30 @@ def render(found: dict[str, Any], console: Console) -> None:
             f"{rate:,.0f}",
             f"{rate / first:.2f}",
             f"{row['by_steps_tokens_per_second']:,.0f}",
-            f"{step / found['floor_ms']:.2f}",
+            f"{step / figures['floor_ms']:.2f}",
         )
     console.print(table)
-    if "copied_GB_a_step" in found:
+    if "copied_GB_a_step" in figures:
         console.print(
-            f"floor: {found['floor_ms']:.2f} ms to copy {found['copied_GB_a_step']:.2f} GB, the experts of "
-            f"{found['streamed_layers']} layers, at {found['copy_GBps']:.1f} GB/s"
+            f"floor: {figures['floor_ms']:.2f} ms to copy {figures['copied_GB_a_step']:.2f} GB, the experts of "
+            f"{figures['streamed_layers']} layers, at {figures['copy_GBps']:.1f} GB/s"
         )
     else:
         console.print(
-            f"floor: {found['floor_ms']:.2f} ms to read the weights of a step at {found['memory_TBps']:.2f} TB/s"
+            f"floor: {figures['floor_ms']:.2f} ms to read the weights of a step at {figures['memory_TBps']:.2f} TB/s"
         )
-    for row in found["prefill"]:
+    for row in figures["prefill"]:
         console.print(f"prompt of {row['tokens']:,}: {row['tokens_per_second']:,.0f} tokens/s")
-    if (rate := found["autoregressive_tokens_per_second"]) is not None:
+    if (rate := figures["autoregressive_tokens_per_second"]) is not None:
         console.print(f"autoregressive: {rate:.1f} tokens/s; canvases are {first / rate:.1f} times as fast")
-        passes = found["verified_passes_per_second"]
+        passes = figures["verified_passes_per_second"]
         console.print(
             f"verified: {passes:.1f} passes/s; as fast as autoregressive with {rate / passes:.2f} tokens each"
         )
-    if found.get("kernels"):
-        console.print("kernels: " + "; ".join(f"{family}: {tiles}" for family, tiles in found["kernels"].items()))
-    if "peak_memory_GB" in found:
-        console.print(f"peak memory: {found['peak_memory_GB']:.2f} GB")
+    if figures.get("kernels"):
+        console.print("kernels: " + "; ".join(f"{family}: {tiles}" for family, tiles in figures["kernels"].items()))
+    if "peak_memory_GB" in figures:
+        console.print(f"peak memory: {figures['peak_memory_GB']:.2f} GB")
 
 
 def _kernels(g: Any) -> dict[str, str]:
@@ -150,16 +150,17 @@ def _kernels(g: Any) -> dict[str, str]:
     return {str(family): tiles for family, tiles in chosen.items()}
 
 
-def draw(found: dict[str, Any]) -> str:
-    """Plot tokens per second by batch size, beside the limit set by reading the weights."""
-    if "canvases" in found:
+def draw(figures: dict[str, Any]) -> str:
+    """Plot tokens per second by batch size, and the limit set by reading the weights."""
+    if "canvases" in figures:
         raise InputError("--plot shows batches, which are not measured for a large model on a CPU; leave it out")
-    batches, canvases = found["batches"], found["steps"] * found["floor_ms"] / 1e3
+    batches = figures["batches"]
+    canvases = figures["steps"] * figures["floor_ms"] / 1e3  # the least seconds of one
     ours = [Point(row["batch"], row["tokens_per_second"]) for row in batches]
-    most = [Point(row["batch"], row["batch"] * found["canvas"] / canvases) for row in batches]
+    most = [Point(row["batch"], row["batch"] * figures["canvas"] / canvases) for row in batches]
     return svg(
-        [Series(found["quantized"] or found["dtype"], ours), Series("limit by memory bandwidth", most)],
-        title=f"Tokens per second on {found['device']}",
+        [Series(figures["quantized"] or figures["dtype"], ours), Series("limit by memory bandwidth", most)],
+        title=f"Tokens per second on {figures['device']}",
         x_label="requests at once",
         y_label="tokens per second",
         top=max(point.y for point in (*ours, *most)),
@@ -186,7 +187,7 @@ def measure(
         torch.cuda.reset_peak_memory_stats(device)
     _write(g, 1, prompt, 2 * g.config.canvas_length, rules, same=True)
     wait(device)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device)
         if device.type == "cuda"
         else f"cpu, {torch.get_num_threads()} threads",
@@ -201,25 +202,28 @@ def measure(
         "seconds_until_ready": time.perf_counter() - loaded,
         "weights_GB": sum(t.nbytes for t in _tensors(g.model)) / 1e9,
     }
-    found["kernels"] = _kernels(g)
-    longest, held = g.engine.max_length, streamed(g.model)
-    speed = read_speed(device, 2**27 if held else READ_VALUES[device.type])
-    found["memory_TBps"] = speed / 1e12
-    found["floor_ms"] = step_bytes(g.model) / speed * 1e3
-    if held is not None:
+    figures["kernels"] = _kernels(g)
+    longest = g.engine.max_length
+    host_experts = streamed(g.model)
+    speed = read_speed(device, 2**27 if host_experts else READ_VALUES[device.type])
+    figures["memory_TBps"] = speed / 1e12
+    figures["floor_ms"] = step_bytes(g.model) / speed * 1e3
+    if host_experts is not None:
         longest = min(longest, CONTEXT + 1)  # memory was planned for this context
-        copies = copy_speed(held)
-        found |= {"streamed_layers": len(held.layers), "copied_GB_a_step": held.nbytes / 1e9, "copy_GBps": copies / 1e9}
-        found["floor_ms"] = max(found["floor_ms"], held.nbytes / copies * 1e3)
-    found["batches"] = [measure_batch(g, size, prompt, new, rules) for size in batches]
-    for row in found["batches"]:
-        row["share_of_floor"] = found["floor_ms"] / row["ms_a_step"]
-    found["prefill"] = [_prefill(g, length) for length in prefills if length < longest]
-    found["autoregressive_tokens_per_second"] = _by_token(g, prompt, tokens, "tokens") if tokens else None
-    found["verified_passes_per_second"] = _by_token(g, prompt, tokens, "verified") if tokens else None
+        copies = copy_speed(host_experts)
+        figures["streamed_layers"] = len(host_experts.layers)
+        figures["copied_GB_a_step"] = host_experts.nbytes / 1e9
+        figures["copy_GBps"] = copies / 1e9
+        figures["floor_ms"] = max(figures["floor_ms"], host_experts.nbytes / copies * 1e3)
+    figures["batches"] = [measure_batch(g, size, prompt, new, rules) for size in batches]
+    for row in figures["batches"]:
+        row["share_of_floor"] = figures["floor_ms"] / row["ms_a_step"]
+    figures["prefill"] = [_prefill(g, length) for length in prefills if length < longest]
+    figures["autoregressive_tokens_per_second"] = _by_token(g, prompt, tokens, "tokens") if tokens else None
+    figures["verified_passes_per_second"] = _by_token(g, prompt, tokens, "verified") if tokens else None
     if device.type == "cuda":
-        found["peak_memory_GB"] = torch.cuda.max_memory_allocated(device) / 1e9
-    return found
+        figures["peak_memory_GB"] = torch.cuda.max_memory_allocated(device) / 1e9
+    return figures
 
 
 def measure_batch(
@@ -239,12 +243,12 @@ def measure_batch(
         _write(g, size, prompt, new, rules, adapters, same=same)
     waited = [_write(g, size, prompt, new, rules, adapters, same=True, waiting=True)[0] for _ in runs]
     together = [_write(g, size, prompt, new, rules, adapters) for _ in runs]
-    steps = [statistics.median(each) for each in waited]
+    steps = [statistics.median(seconds) for seconds in waited]  # of each run
     step = statistics.median(steps)
     return {
         "batch": size,
         "ms_a_step": step * 1e3,
-        "ms_a_step_of_runs": [each * 1e3 for each in steps],
+        "ms_a_step_of_runs": [seconds * 1e3 for seconds in steps],
         "passes": len(waited[0]),
         "tokens_per_second": size * new / statistics.median(sum(passes) for passes, _ in together),
         "by_steps_tokens_per_second": size * g.config.canvas_length / (STEPS * step),

@@ -99,7 +99,7 @@ def measure(
         "wait_max": round(max(crowd.waits, default=0.0), 3),
         "wait_max_over_mean": round(max(crowd.waits) / mean, 2) if mean else None,
         "first_event": first_events,
-        "same_text_as_alone": all(crowd.texts.get(seed, found) == found for seed, found in alone.texts.items()),
+        "same_text_as_alone": all(crowd.texts.get(seed, text) == text for seed, text in alone.texts.items()),
         "memory": memory(url),
     }
 
@@ -118,9 +118,10 @@ def first_event(url: str, path: str, body: dict[str, Any]) -> float:
     """Return the seconds from sending a request to the first event of its stream, or to its answer.
 
     The first event of a chat has no text: a server sends it when it has read the request, before the engine begins. The
-    rest is read, too, so that the next request does not share the engine with it.
+    rest is read as well, so that the next request does not share the engine with it.
     """
-    connection = http.client.HTTPConnection(*address(url), timeout=600)
+    host, port = address(url)
+    connection = http.client.HTTPConnection(host, port, timeout=600)
     try:
         began = time.perf_counter()
         connection.request("POST", path, json.dumps(body), headers())
@@ -147,12 +148,12 @@ def memory(url: str) -> dict[str, float]:
     """Return the engine's memory and its expected memory, in GB."""
     ready = json.loads(exchange(url, "GET", "/ready")[1])
     metrics = exchange(url, "GET", "/metrics")[1].decode()
-    found = {
+    measured = {
         name: sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(f"gesso_engine_{name}{{"))
         for name in ("device_bytes", "cache_bytes", "memory_bytes")
     }
     expected = {"fixed_bytes": ready["fixed_bytes"], "budget_bytes": ready["budget_bytes"]}
-    return {name.removesuffix("_bytes"): round(value / 1e9, 3) for name, value in {**found, **expected}.items()}
+    return {name.removesuffix("_bytes"): round(value / 1e9, 3) for name, value in {**measured, **expected}.items()}
 
 
 def _client(tally: Tally, url: str, number: int, until: float) -> None:
@@ -168,7 +169,8 @@ def post(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 
 
 def exchange(url: str, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(*address(url), timeout=600)
+    host, port = address(url)
+    connection = http.client.HTTPConnection(host, port, timeout=600)
     try:
         connection.request(method, path, body, headers())
         response = connection.getresponse()

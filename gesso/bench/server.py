@@ -36,7 +36,8 @@ class Server:
             time.sleep(0.1)
 
     def _is_ready(self) -> bool:
-        connection = HTTPConnection(*address(self.url), timeout=5)
+        host, port = address(self.url)
+        connection = HTTPConnection(host, port, timeout=5)
         try:
             connection.request("GET", "/ready")
             return connection.getresponse().status == 200
@@ -57,7 +58,7 @@ def address(url: str) -> tuple[str, int]:
 def running_server(
     *arguments: str, environment: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
 ) -> Iterator[Server]:
-    """Run `gesso serve` on a free port, and stop it in the end.
+    """Run `gesso serve` on a free port, and stop it at the end.
 
     `environment` is added to that of this process, and the command follows `prefix`.
     """

@@ -114,8 +114,8 @@ class Tokenizer:
         return max(map(len, self._core.get_vocab(with_added_tokens=True)))
 
     def id_of(self, token: str) -> int | None:
-        found: int | None = self._core.token_to_id(token)
-        return found
+        token_id: int | None = self._core.token_to_id(token)
+        return token_id
 
     @cached_property
     def image_ids(self) -> tuple[int, int, int] | None:
@@ -207,8 +207,9 @@ class Tokenizer:
             return list(ids)
         if self.image_ids is None:
             raise InputError("this model sees no images: its tokenizer lacks the tokens for them")
-        if (found := ids.count(self.image_ids[0])) != len(images):
-            raise InputError(f"the prompt has {found} image tokens for {len(images)} images; expected one for each")
+        count = ids.count(self.image_ids[0])
+        if count != len(images):
+            raise InputError(f"the prompt has {count} image tokens for {len(images)} images; expected one for each")
         return with_soft_tokens(ids, images, *self.image_ids)
 
     def warm_up(self) -> None:

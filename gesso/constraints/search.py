@@ -32,7 +32,7 @@ SLACK = 1e-3  # of sums of scores, for rounding
 PINNED = -(1 << 30)  # the code of a pinned token in a trail
 
 Floats = NDArray[np.float32]
-Continuation = tuple[Ints, int]  # tokens, and the index from which any other tokens would be valid too
+Found = tuple[Ints, int]  # tokens, and the index from which any other tokens would be valid too
 
 
 class Scores:
@@ -72,12 +72,12 @@ class _Words(NamedTuple):
     none_K: NDArray[np.bool_]  # whether it writes nothing
 
 
-def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> Continuation:
+def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> Found:
     """Return the tokens with the highest score that may follow a state at a position of the text."""
     return complete(search(reach, start, position, scores))
 
 
-def search(reach: Reach, start: int, position: int, scores: Scores) -> Pauses[Continuation]:
+def search(reach: Reach, start: int, position: int, scores: Scores) -> Pauses[Found]:
     """Search as `likeliest` does, and pause before every position. In a block of `pausing`, also pause between states.
 
     Other searches with the same guide may run in between: they can only add states.
@@ -174,7 +174,7 @@ def _targets(
 
 def _follow(
     trail: list[tuple[Ints, Ints]], at: int, scores: Scores, reach: Reach, position: int, after_end_C: Ints
-) -> Continuation:
+) -> Found:
     """Return the tokens of the trail that ends at `at`, and those of `after_end_C` after its end."""
     tokens_C = after_end_C.copy()
     tokens = reach.moves.tokens

@@ -25,8 +25,8 @@ def argmax(values_RV: Tensor) -> Tensor:
         return values_RV.argmax(-1)
     blocks_RBW = values_RV.unflatten(-1, (-1, BLOCK))
     block_R1 = blocks_RBW.amax(-1).argmax(-1, keepdim=True)
-    found_RW = blocks_RBW.take_along_dim(block_R1[..., None], -2).squeeze(-2)
-    return block_R1.squeeze(-1) * BLOCK + found_RW.argmax(-1)
+    block_RW = blocks_RBW.take_along_dim(block_R1[..., None], -2).squeeze(-2)
+    return block_R1.squeeze(-1) * BLOCK + block_RW.argmax(-1)
 
 
 def top_tokens(values_RV: Tensor, count: int) -> Tensor:
@@ -48,11 +48,13 @@ def top_tokens(values_RV: Tensor, count: int) -> Tensor:
 
 def _largest(values_RV: Tensor, count: int) -> Tensor:
     """Return the places [R, K] of the largest values, in descending order; among equals, the first."""
-    left_RV, found = values_RV.clone(), []
+    left_RV = values_RV.clone()
+    places: list[Tensor] = []  # K of [R]
     for _ in range(count):
-        found.append(argmax(left_RV))
-        left_RV.scatter_(-1, found[-1][:, None], -torch.inf)
-    return torch.stack(found, -1)
+        place_R = argmax(left_RV)
+        left_RV.scatter_(-1, place_R[:, None], -torch.inf)
+        places.append(place_R)
+    return torch.stack(places, -1)
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,8 @@ class Prediction:
     @staticmethod
     def cat(predictions: "Sequence[Prediction]") -> "Prediction":
         """Return the predictions of several canvases as one."""
-        each: list[dict[str, Any]] = [prediction.tensors() for prediction in predictions]
-        joined: dict[str, Any] = {name: torch.cat([tensors[name] for tensors in each]) for name in each[0]}
+        parts: list[dict[str, Any]] = [prediction.tensors() for prediction in predictions]
+        joined: dict[str, Any] = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return Prediction(**joined)
 
     def tensors(self) -> dict[str, Any]:

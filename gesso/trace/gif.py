@@ -7,10 +7,17 @@ from gesso.trace.layout import COLUMNS, Picture, picture
 from gesso.trace.run import Run
 from gesso.trace.svg import COLOURS
 
-CELL, LINE, MARGIN, SIZE = 8, 20, 14, 13  # pixels
+# In pixels.
+CELL = 8
+LINE = 20
+MARGIN = 14
+SIZE = 13
 FRAME, REST = 150, 3000  # milliseconds per step, and for the finished text
 FONTS = ("DejaVuSansMono.ttf", "Menlo.ttc", "consola.ttf", "LiberationMono-Regular.ttf")
-PAPER, INK, UNSETTLED, PROMPT = "#fffefb", "#211e19", "#6a6358", "#8a8276"
+PAPER = "#fffefb"
+INK = "#211e19"
+UNSETTLED = "#6a6358"
+PROMPT = "#8a8276"
 
 
 def write(run: Run, path: Path) -> None:

@@ -1,7 +1,7 @@
 """The layout of an animated run: the cell of each position, and its text over time.
 
-A cell is as wide as the final text of its position, and earlier text is cut to that width. So the layout does not move
-while the text changes. Positions after the end of the text are left out.
+A cell is as wide as the final text of its position, and earlier text is cut to that width. The layout therefore does
+not move while the text changes. Positions after the end of the text are left out.
 """
 
 from collections.abc import Sequence
@@ -39,11 +39,16 @@ class Picture:
 def picture(run: Run) -> Picture:
     pieces = {int(token): piece for draft in run.drafts for token, piece in draft["pieces"].items()}
     count = len(run.result.tokens)
-    prompt, row, column = [], 0, 0
+    prompt = []
+    row, column = 0, 0
     for n, line in enumerate(run.prompt.split("\n")):
-        row, column = row + (n > 0), 0 if n else column
+        if n > 0:
+            row += 1
+            column = 0
         for at in range(0, len(line), COLUMNS):
-            row, column = row + (at > 0), 0
+            if at > 0:
+                row += 1
+            column = 0
             prompt.append((row, column, line[at : at + COLUMNS]))
             column = len(line[at : at + COLUMNS])
     cells, row = _cells([pieces.get(token, "") for token in run.result.tokens], row, column)
@@ -52,7 +57,7 @@ def picture(run: Run) -> Picture:
         for position, (line, start, width) in enumerate(cells[:count])
         for span in _over_time(run, pieces, position, line, start, width)
     ]
-    return Picture(prompt, spans, len(run.drafts), row + 1)
+    return Picture(prompt=prompt, spans=spans, frames=len(run.drafts), rows=row + 1)
 
 
 def _cells(texts: Sequence[str], row: int, column: int) -> tuple[list[tuple[int, int, int]], int]:
@@ -72,23 +77,33 @@ def _cells(texts: Sequence[str], row: int, column: int) -> tuple[list[tuple[int,
 
 def _over_time(run: Run, pieces: dict[int, str], position: int, row: int, column: int, width: int) -> list[Span]:
     """Return the texts of a position over time. Equal neighbouring frames are one span."""
-    found: list[Span] = []
+    spans: list[Span] = []
     for frame, draft in enumerate(run.drafts):
         at = position - draft["start"]
         if at >= len(draft["tokens"]):
             continue  # the position belongs to a later canvas
         if at < 0:  # the position belongs to an earlier, committed canvas
-            found[-1] = _until(found[-1], frame + 1)
+            spans[-1] = _until(spans[-1], frame + 1)
             continue
         text = shown(pieces.get(draft["tokens"][at], ""))[:width]
         level = sum(draft["entropy"][at] >= bound for bound in LEVELS)
         settled = draft["states"][at] in "sfp"
-        last = found[-1] if found else None
+        last = spans[-1] if spans else None
         if last and (last.text, last.level, last.settled, last.end) == (text, level, settled, frame):
-            found[-1] = _until(last, frame + 1)
+            spans[-1] = _until(last, frame + 1)
         else:
-            found.append(Span(row, column, width, text, level, settled, frame, frame + 1))
-    return found
+            span = Span(
+                row=row,
+                column=column,
+                width=width,
+                text=text,
+                level=level,
+                settled=settled,
+                start=frame,
+                end=frame + 1,
+            )
+            spans.append(span)
+    return spans
 
 
 def _until(span: Span, end: int) -> Span:

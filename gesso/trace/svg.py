@@ -5,7 +5,9 @@ from html import escape
 from gesso.trace.layout import COLUMNS, Picture, picture
 from gesso.trace.run import Run
 
-CELL, LINE, MARGIN = 8.4, 22, 16  # pixels of a character, a row and the border
+CELL = 8.4  # pixels of a character
+LINE = 22  # of a row
+MARGIN = 16  # of the border
 FRAME, REST = 0.15, 3.0  # seconds per step, and for the finished text
 COLOURS = ("none", "#fbf1dc", "#f7e7c4", "#f2daa8", "#eccd8c", "#e9bd85", "#e6ae7f", "#e4a07b", "#e39378")
 
