@@ -174,7 +174,7 @@ def _opened(row: Row, cycle: set[str], trees: dict[str, Node], nullable: set[str
         case Repetition(item, 0, 1):
             return [rest, (item, *rest)]
         case Repetition(item, low, high) if low == 0 and not _is_nullable(item, nullable):
-            fewer = Repetition(item=item, low=0, high=None if high is None else high - 1)
+            fewer: Node = Repetition(item=item, low=0, high=None if high is None else high - 1)
             return [rest, (item, fewer, *rest)]
         case Repetition(item, low, high) if not _is_nullable(item, nullable):
             fewer = Repetition(item=item, low=low - 1, high=None if high is None else high - 1)
