@@ -84,7 +84,10 @@ def choose(device: str, usable: int, quantize: str | None) -> Choice:
 
 
 def _choice(source: str, quantize: str | None, why: str) -> Choice:
-    found = SOURCES[source]
+    published = SOURCES[source]
+    size = f"{published.gigabytes} GB to download"
     return Choice(
-        found.name, quantize, f"{ALIAS}: {found.name} ({found.description}, {found.gigabytes} GB to download): {why}"
+        name=published.name,
+        quantize=quantize,
+        reason=f"{ALIAS}: {published.name} ({published.description}, {size}): {why}",
     )

@@ -44,11 +44,12 @@ class HubName:
 
     def matches(self, names: Iterable[str]) -> list[str]:
         """Return the GGUF files that the name means: the one of that name, or all that contain the label."""
-        label, found = (self.file or "").lower(), ggufs(names)
-        exact = [name for name in found if name.lower() in (label, label + GGUF)]
-        # A label is a whole word of the name: Q4_K must not find Q4_K_M.
+        label = (self.file or "").lower()
+        files = ggufs(names)
+        exact = [name for name in files if name.lower() in (label, label + GGUF)]
+        # A label is a whole word of the name: Q4_K must not match Q4_K_M.
         word = re.compile(rf"(?<![a-z0-9_]){re.escape(label)}(?![a-z0-9_])")
-        return exact or [name for name in found if word.search(name.lower())]
+        return exact or [name for name in files if word.search(name.lower())]
 
 
 def ggufs(names: Iterable[str]) -> list[str]:
@@ -56,7 +57,7 @@ def ggufs(names: Iterable[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ManifestEntry:
     """A file in a manifest. `hash` is the name of its blob: SHA-256 if it is in LFS, or else Git's SHA-1."""
 
     size: int
@@ -64,7 +65,7 @@ class Entry:
     verified: bool = False
 
 
-Manifest = Mapping[str, Entry]
+Manifest = Mapping[str, ManifestEntry]
 
 
 # --- one repository -----------------------------------------------------------------------------------------------
@@ -91,8 +92,10 @@ class Repository:
 
     def commits(self) -> list[str]:
         """Return all commits with a manifest, and the one in use."""
-        known = {path.stem for path in (self.path / "gesso").glob("*.json") if COMMIT.fullmatch(path.stem)}
-        return sorted(known | {commit for commit in (self.commit,) if commit})
+        commits = {path.stem for path in (self.path / "gesso").glob("*.json") if COMMIT.fullmatch(path.stem)}
+        if self.commit:
+            commits.add(self.commit)
+        return sorted(commits)
 
     def snapshot(self, commit: str) -> Path:
         return self.path / "snapshots" / commit
@@ -104,7 +107,7 @@ class Repository:
         """Return the manifest of a commit; empty if Gesso has not begun to download it."""
         with suppress(CheckpointError, TypeError, AttributeError):
             files = read_json(self.path / "gesso" / f"{commit}.json")["files"]
-            return {name: Entry(**entry) for name, entry in files.items()}
+            return {name: ManifestEntry(**entry) for name, entry in files.items()}
         return {}
 
     def write_manifest(self, commit: str, files: Manifest) -> None:
@@ -120,7 +123,7 @@ class Repository:
         with replacing(self.path / "refs" / "main") as file:
             file.write(commit.encode())
 
-    def bytes_of(self, commit: str, name: str, entry: Entry) -> int:
+    def bytes_of(self, commit: str, name: str, entry: ManifestEntry) -> int:
         """Return the bytes of a file that are on disk, complete or not."""
         partial = self.blob(entry.hash + PARTIAL)
         for path in (self.snapshot(commit) / name, self.blob(entry.hash), partial):
@@ -159,8 +162,8 @@ def find_complete(name: HubName, *, weights: bool) -> Path | None:
     snapshot = repository.snapshot(commit)
     verified = {file for file, entry in manifest.items() if entry.verified and (snapshot / file).is_file()}
     if name.file:
-        found = name.matches(verified)
-        return snapshot / found[0] if len(found) == 1 else None
+        matching = name.matches(verified)
+        return snapshot / matching[0] if len(matching) == 1 else None
     unneeded = (GGUF,) if weights else (GGUF, ".safetensors")
     needed = [file for file in manifest if not file.endswith(unneeded)]
     if not needed or not verified.issuperset(needed):
@@ -176,8 +179,8 @@ def find_unverified(name: HubName, *, weights: bool) -> Path | None:
         return None
     snapshot = repository.snapshot(commit)
     if name.file:
-        found = name.matches(path.name for path in snapshot.glob(f"*{GGUF}"))
-        return snapshot / found[0] if len(found) == 1 else None
+        matching = name.matches(path.name for path in snapshot.glob(f"*{GGUF}"))
+        return snapshot / matching[0] if len(matching) == 1 else None
     if not any((snapshot / file).is_file() for file in ("config.json", "adapter_config.json")):
         return None
     return snapshot if not weights or has_weights(snapshot) else None

@@ -58,8 +58,8 @@ _ONE: tuple[Shape, ...] = ((), (1,), (1, 1))  # shapes of a scale that belongs t
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """What a group of the configuration, or the tensors of a matrix, say about the meaning of its numbers."""
+class NumberFormat:
+    """The encoding of values, as a group of the configuration or the tensors of a matrix define it."""
 
     bits: Any
     type: Any
@@ -72,35 +72,36 @@ class Numbers:
         return f"{shown(self.bits)}-bit {shown(self.type)}{blocks}, {kind}"
 
 
-_FIXED: Mapping[str, Numbers] = {
-    "fp8": Numbers(8, "float", None),
-    "int8": Numbers(8, "int", None),
-    "nvfp4": Numbers(4, "float", 16),
+_FIXED: Mapping[str, NumberFormat] = {
+    "fp8": NumberFormat(8, "float", None),
+    "int8": NumberFormat(8, "int", None),
+    "nvfp4": NumberFormat(4, "float", 16),
 }
 
 
 def recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
     """Return the recipe of every parameter."""
     groups = _groups(mapping(config.raw.get("quantization_config"), "config: quantization_config"))
-    found = {}
+    by_parameter = {}
     for parameter, shape in parameters(config).items():
-        parts = matrices(inventory, parameter, shape)
-        scheme = one_scheme(inventory, parameter, {name: _scheme(inventory, name) for name in parts})
-        if scheme is not None and (made := _recipe(inventory, parts, shape, scheme, groups)) is not None:
-            found[parameter] = for_router(made) if ".router." in parameter else made
+        weights = matrices(inventory, parameter, shape)
+        scheme = one_scheme(inventory, parameter, {name: _scheme(inventory, name) for name in weights})
+        parameter_recipe = None if scheme is None else _recipe(inventory, weights, shape, scheme, groups)
+        if parameter_recipe is None:
+            ignore_matrices(inventory, weights)  # the problem is noted
         else:
-            ignore_matrices(inventory, parts)  # the problem is noted
+            by_parameter[parameter] = for_router(parameter_recipe) if ".router." in parameter else parameter_recipe
     ignore_unused(inventory, config)
-    return found
+    return by_parameter
 
 
 def _recipe(
-    inventory: Inventory, found: Mapping[str, Shape], shape: Shape, scheme: str, groups: Sequence[Numbers]
+    inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape, scheme: str, groups: Sequence[NumberFormat]
 ) -> Recipe | None:
     if scheme == "not quantized":
-        return plain(inventory, found, shape)
+        return plain(inventory, matrix_shapes, shape)
     read = {"fp8": _rows, "int8": _rows, "int4": _int4, "nvfp4": _nvfp4}[scheme]
-    return read(inventory, found, shape, scheme, groups)
+    return read(inventory, matrix_shapes, shape, scheme, groups)
 
 
 def _scheme(inventory: Inventory, weight: str) -> str | None:
@@ -110,31 +111,40 @@ def _scheme(inventory: Inventory, weight: str) -> str | None:
         return "nvfp4"
     if f"{weight}_shape" in inventory or packed is not None:
         return "int4"
-    if (found := inventory.stored.get(weight)) is None:
+    stored = inventory.stored.get(weight)
+    if stored is None:
         return None
-    return {"F8_E4M3": "fp8", "I8": "int8"}.get(found.dtype, "not quantized")
+    return {"F8_E4M3": "fp8", "I8": "int8"}.get(stored.dtype, "not quantized")
 
 
 # --- configuration ------------------------------------------------------------------------------------------------
 
 
-def _groups(settings: Mapping[str, Any]) -> list[Numbers]:
+def _groups(settings: Mapping[str, Any]) -> list[NumberFormat]:
     where = "config: quantization_config"
     if settings.get("transform_config"):
         raise CheckpointError(f"{where}.transform_config is not supported: gesso does not rotate activations")
     groups = mapping(settings.get("config_groups"), f"{where}.config_groups")
     if not groups:
         raise CheckpointError(f"{where}.config_groups is missing; expected a group with weights")
-    found = []
+    formats = []
     for name, group in groups.items():
         weights = mapping(mapping(group, f"{where}.{name}").get("weights"), f"{where}.{name}.weights")
         size = weights.get("group_size")
-        size = None if size == -1 or weights.get("strategy") in ("channel", "tensor") else size
-        found.append(Numbers(weights.get("num_bits"), weights.get("type"), size, weights.get("symmetric", True)))
-    return found
+        if size == -1 or weights.get("strategy") in ("channel", "tensor"):
+            size = None
+        formats.append(
+            NumberFormat(
+                bits=weights.get("num_bits"),
+                type=weights.get("type"),
+                group=size,
+                symmetric=weights.get("symmetric", True),
+            )
+        )
+    return formats
 
 
-def _described(inventory: Inventory, tensor: str, numbers: Numbers, groups: Sequence[Numbers]) -> bool:
+def _described(inventory: Inventory, tensor: str, numbers: NumberFormat, groups: Sequence[NumberFormat]) -> bool:
     """Return whether a group describes these numbers; if none does, note it."""
     if numbers in groups:
         return True
@@ -149,56 +159,66 @@ def _described(inventory: Inventory, tensor: str, numbers: Numbers, groups: Sequ
 
 
 def _rows(
-    inventory: Inventory, found: Mapping[str, Shape], shape: Shape, scheme: str, groups: Sequence[Numbers]
+    inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape, scheme: str, groups: Sequence[NumberFormat]
 ) -> Recipe | None:
     """Return the recipe of FP8 or INT8 with one scale per row, or per matrix."""
     dtype, format = ("F8_E4M3", "fp8") if scheme == "fp8" else ("I8", "int8-rows")
 
     def wanted(name: str, shape: Shape) -> Wanted:
         scale = f"{name}_scale"
-        whole = scale in inventory and inventory.stored[scale].shape in _ONE and len(shape) == 2
-        return {name: (shape, (dtype,)), scale: (None if whole else (*shape[:-1], 1), _SCALES)}
+        return {name: (shape, (dtype,)), scale: (_scale_shape(inventory, scale, shape, (*shape[:-1], 1)), _SCALES)}
 
-    parts = take_each(inventory, found, wanted)
+    parts = take_each(inventory, matrix_shapes, wanted)
     if parts is None or not _described(inventory, parts[0].name, _FIXED[scheme], groups):
         return None
+    build = partial(_build_rows, format=format, shape=shape)
+    if scheme == "fp8":
+        return recipe(parts, build, shape, format)
+    return recipe(parts, build, shape, format, "fp8", to_fp8)
 
-    def build(tensors: Sequence[Tensor]) -> Packed:
-        weights, scales = columns(tensors, 2)
-        made = {"weight": fused(weights, shape[:-1]), "weight_scale": row_scales(scales, shape[:-1])}
-        return Packed(format, shape, made, fp8.unpack)
 
-    return recipe(parts, build, shape, format, *(() if scheme == "fp8" else ("fp8", to_fp8)))
+def _build_rows(tensors: Sequence[Tensor], *, format: str, shape: Shape) -> Packed:
+    weights, scales = columns(tensors, 2)
+    packed_tensors = {"weight": fused(weights, shape[:-1]), "weight_scale": row_scales(scales, shape[:-1])}
+    return Packed(format, shape, packed_tensors, fp8.unpack)
+
+
+def _scale_shape(inventory: Inventory, scale: str, matrix: Shape, shape: Shape) -> Shape | None:
+    """Return the expected shape of a scale; None, which accepts any shape, if one scale is for a whole matrix."""
+    whole = scale in inventory and inventory.stored[scale].shape in _ONE and len(matrix) == 2
+    return None if whole else shape
 
 
 def _nvfp4(
-    inventory: Inventory, found: Mapping[str, Shape], shape: Shape, scheme: str, groups: Sequence[Numbers]
+    inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape, scheme: str, groups: Sequence[NumberFormat]
 ) -> Recipe | None:
     format = "nvfp4" if len(shape) == 3 else "nvfp4-rows"
 
     def wanted(name: str, shape: Shape) -> Wanted:
         scale = f"{name}_global_scale"
-        whole = scale in inventory and inventory.stored[scale].shape in _ONE and len(shape) == 2
         return {
             f"{name}_packed": ((*shape[:-1], shape[-1] // 2), ("U8",)),
             f"{name}_scale": ((*shape[:-1], shape[-1] // 16), ("F8_E4M3",)),
-            scale: (None if whole else (*shape[:-2], 1), ("F32",)),
+            scale: (_scale_shape(inventory, scale, shape, (*shape[:-2], 1)), ("F32",)),
         }
 
-    parts = take_each(inventory, found, wanted)
+    parts = take_each(inventory, matrix_shapes, wanted)
     if parts is None or not _described(inventory, parts[0].name, _FIXED[scheme], groups):
         return None
+    build = partial(_build_nvfp4, format=format, shape=shape)
+    if format == "nvfp4":
+        return recipe(parts, build, shape, format)
+    return recipe(parts, build, shape, format, "fp8", to_fp8)
 
-    def build(tensors: Sequence[Tensor]) -> Packed:
-        packed, scales, global_scales = columns(tensors, 3)
-        made = {
-            "weight_packed": fused(packed, shape[:-1]),
-            "weight_scale": fused(scales, shape[:-1]),
-            "weight_global_scale": matrix_scales(global_scales, shape[:-1]),
-        }
-        return Packed(format, shape, made, nvfp4.unpack if format == "nvfp4" else _unpack_nvfp4_rows)
 
-    return recipe(parts, build, shape, format, *(() if format == "nvfp4" else ("fp8", to_fp8)))
+def _build_nvfp4(tensors: Sequence[Tensor], *, format: str, shape: Shape) -> Packed:
+    packed, scales, global_scales = columns(tensors, 3)
+    packed_tensors = {
+        "weight_packed": fused(packed, shape[:-1]),
+        "weight_scale": fused(scales, shape[:-1]),
+        "weight_global_scale": matrix_scales(global_scales, shape[:-1]),
+    }
+    return Packed(format, shape, packed_tensors, nvfp4.unpack if format == "nvfp4" else _unpack_nvfp4_rows)
 
 
 def _unpack_nvfp4_rows(tensors: Mapping[str, Tensor]) -> Tensor:
@@ -208,9 +228,10 @@ def _unpack_nvfp4_rows(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def _int4(
-    inventory: Inventory, found: Mapping[str, Shape], shape: Shape, scheme: str, groups: Sequence[Numbers]
+    inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape, scheme: str, groups: Sequence[NumberFormat]
 ) -> Recipe | None:
-    name, inputs = next(iter(found)), shape[-1]
+    name = next(iter(matrix_shapes))
+    inputs = shape[-1]
     first = inventory.stored.get(f"{name}_scale")
     count = first.shape[-1] if first is not None and first.shape else 1  # of groups in a row
     if inputs % 8 or not count or inputs % count:
@@ -228,13 +249,13 @@ def _int4(
         return parts
 
     # Shapes follow from the configuration, so the values of `weight_shape` are not needed.
-    shapes = {f"{name}_shape": ((*shape[:-2], 2), ("I64", "I32")) for name, shape in found.items()}
-    parts = take_each(inventory, found, wanted)
+    shapes = {f"{name}_shape": ((*shape[:-2], 2), ("I64", "I32")) for name, shape in matrix_shapes.items()}
+    parts = take_each(inventory, matrix_shapes, wanted)
     if inventory.take_all(shapes) is None or parts is None:
         return None
     group = inputs // count
-    numbers = Numbers(4, "int", group, symmetric)
-    whole_row = count == 1 and Numbers(4, "int", None, symmetric) in groups
+    numbers = NumberFormat(4, "int", group, symmetric)
+    whole_row = count == 1 and NumberFormat(4, "int", None, symmetric) in groups
     if not whole_row and not _described(inventory, parts[0].name, numbers, groups):
         return None
 
@@ -254,11 +275,11 @@ def _int4(
 def _build_int4(tensors: Sequence[Tensor], *, format: str, shape: Shape) -> Packed:
     lead, asymmetric = shape[:-1], "asymmetric" in format
     packed, scales, *zeros = columns(tensors, 3 if asymmetric else 2)
-    made = {"weight_packed": fused(packed, lead), "weight_scale": fused(scales, lead)}
+    packed_tensors = {"weight_packed": fused(packed, lead), "weight_scale": fused(scales, lead)}
     if asymmetric:
         rows = math.prod(lead) // len(packed)
-        made["weight_zero_point"] = fused([_zero_points(part, rows) for part in zeros[0]], lead)
-    return Packed(format, shape, made, _unpack_int4)
+        packed_tensors["weight_zero_point"] = fused([_zero_points(part, rows) for part in zeros[0]], lead)
+    return Packed(format, shape, packed_tensors, _unpack_int4)
 
 
 def _zero_points(packed: Tensor, rows: int) -> Tensor:
@@ -267,7 +288,8 @@ def _zero_points(packed: Tensor, rows: int) -> Tensor:
 
 
 def _unpack_int4(tensors: Mapping[str, Tensor]) -> Tensor:
-    code, scale = unpack_bits(tensors["weight_packed"], 4).to(torch.int8), tensors["weight_scale"].float()
+    code = unpack_bits(tensors["weight_packed"], 4).to(torch.int8)
+    scale = tensors["weight_scale"].float()
     zero = tensors.get("weight_zero_point")
     if zero is None:
         return scaled((code - 8).float(), scale)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from gesso.checkpoint.cache import COMMIT, PARTIAL, Entry, HubName, Repository, cache_directory
+from gesso.checkpoint.cache import COMMIT, PARTIAL, HubName, ManifestEntry, Repository, cache_directory
 from gesso.checkpoint.download import check_space, download
 from gesso.checkpoint.hub import entries, explained, request_headers
 from gesso.checkpoint.safetensors import is_plain
@@ -57,31 +57,31 @@ def find_dataset(name: DatasetName, suffixes: Sequence[str]) -> list[Path]:
     if commit := repository.commit:
         listed = repository.manifest(commit)
         files = choose(name, listed, suffixes) if listed else []
-        found = [repository.snapshot(commit) / file for file in files]
-        if found and all(listed[file].verified for file in files) and all(path.is_file() for path in found):
-            return found
+        paths = [repository.snapshot(commit) / file for file in files]
+        if paths and all(listed[file].verified for file in files) and all(path.is_file() for path in paths):
+            return paths
     with explained(str(name), repository), repository.locked():
         return _download(name, repository, suffixes)
 
 
-def choose(name: DatasetName, listed: Mapping[str, Entry], suffixes: Sequence[str]) -> list[str]:
+def choose(name: DatasetName, listed: Mapping[str, ManifestEntry], suffixes: Sequence[str]) -> list[str]:
     """Return the files of a split. They have one format and lie in one folder, so that no row is read twice."""
     data = sorted(file for file in listed if file.endswith(tuple(suffixes)) and file.rpartition("/")[2] not in SIDE)
     if name.part in data:
         return [str(name.part)]
     split = name.part or DEFAULT
-    found = [file for file in data if _has_word(file, split)]
-    if not found and name.part is None and not any(_has_word(file, word) for file in data for word in SPLITS):
-        found = data  # a dataset without splits
-    if split.lower() not in SPLITS and any(_has_word(file, word) for file in found for word in SPLITS):
-        found = [file for file in found if _has_word(file, DEFAULT)]  # the name is that of a folder with splits
-    if not found:
+    files = [file for file in data if _has_word(file, split)]
+    if not files and name.part is None and not any(_has_word(file, word) for file in data for word in SPLITS):
+        files = data  # a dataset without splits
+    if split.lower() not in SPLITS and any(_has_word(file, word) for file in files for word in SPLITS):
+        files = [file for file in files if _has_word(file, DEFAULT)]  # the name is that of a folder with splits
+    if not files:
         raise InputError(f"{name.repository} has no data files of split {split!r}; {_advice(name, data)}")
-    kind = next(suffix for suffix in suffixes if any(file.endswith(suffix) for file in found))
-    found = [file for file in found if file.endswith(kind)]
-    if len({file.rpartition("/")[0] for file in found}) > 1:
-        raise InputError(f"{name} has files in several folders; {_advice(name, found)}")
-    return found
+    kind = next(suffix for suffix in suffixes if any(file.endswith(suffix) for file in files))
+    files = [file for file in files if file.endswith(kind)]
+    if len({file.rpartition("/")[0] for file in files}) > 1:
+        raise InputError(f"{name} has files in several folders; {_advice(name, files)}")
+    return files
 
 
 SIDE = ("dataset_infos.json", "dataset_info.json", "package.json")  # descriptions, no rows

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from gesso.checkpoint.cache import PARTIAL, Entry
+from gesso.checkpoint.cache import PARTIAL, ManifestEntry
 from gesso.errors import CheckpointError
 
 Advance = Callable[[int], None]  # reports bytes
@@ -17,10 +17,10 @@ PIECE = 1 << 22  # bytes that are hashed at a time
 SPARE = 10**8  # bytes to leave free, for the manifest and other small files
 
 
-def download(url: str, target: Path, entry: Entry, headers: dict[str, str], advance: Advance) -> None:
+def download(url: str, target: Path, entry: ManifestEntry, headers: dict[str, str], advance: Advance) -> None:
     """Download a file, or the missing end of one, and give it its name once size and hash are right.
 
-    An interrupted transfer leaves its bytes beside the target. A wrong file is deleted.
+    An interrupted transfer leaves its bytes in the same directory as the target. A wrong file is deleted.
     """
     from huggingface_hub.file_download import http_get  # continues a file, which hf_hub_download does not
 
@@ -30,10 +30,10 @@ def download(url: str, target: Path, entry: Entry, headers: dict[str, str], adva
         partial.unlink()
     try:
         with partial.open("ab") as file:
-            begun = file.tell()
-            advance(begun)
+            present = file.tell()
+            advance(present)
             http_get(
-                url, file, resume_size=begun, headers=headers, expected_size=entry.size, tqdm_class=_bar(advance)
+                url, file, resume_size=present, headers=headers, expected_size=entry.size, tqdm_class=_bar(advance)
             )  # fmt: skip
             file.flush()
             os.fsync(file.fileno())
@@ -44,11 +44,12 @@ def download(url: str, target: Path, entry: Entry, headers: dict[str, str], adva
             partial.unlink(missing_ok=True)
             raise CheckpointError(f"{url} does not have the size that the hub lists, {entry.size} bytes") from error
         raise
-    if (found := hash_of(partial, entry)) != entry.hash:
+    downloaded_hash = hash_of(partial, entry)
+    if downloaded_hash != entry.hash:
         partial.unlink()
         raise CheckpointError(
-            f"{url} arrived damaged: its hash is {found}, and the hub lists {entry.hash}; it was deleted, download it "
-            "again"
+            f"{url} arrived damaged: its hash is {downloaded_hash}, and the hub lists {entry.hash}; it was deleted, "
+            "download it again"
         )
     os.replace(partial, target)
 
@@ -68,16 +69,16 @@ def first_bytes(url: str, count: int, headers: dict[str, str]) -> bytes:
     return content.getvalue()
 
 
-def hash_of(path: Path, entry: Entry) -> str:
+def hash_of(path: Path, entry: ManifestEntry) -> str:
     """Return the hash of a file, of the kind that the entry has: SHA-256, or the SHA-1 of a Git blob."""
     if len(entry.hash) == 64:
-        found = hashlib.sha256()
+        content = hashlib.sha256()
     else:
-        found = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+        content = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
         while piece := file.read(PIECE):
-            found.update(piece)
-    return found.hexdigest()
+            content.update(piece)
+    return content.hexdigest()
 
 
 def check_space(missing: int, directory: Path, name: str) -> None:
@@ -91,22 +92,26 @@ def check_space(missing: int, directory: Path, name: str) -> None:
         )
 
 
+class _Bar:
+    """The part of tqdm's interface that huggingface_hub uses, without any output."""
+
+    advance: Advance
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def update(self, count: int) -> None:
+        type(self).advance(count)
+
+    def close(self) -> None: ...
+
+
 def _bar(advance: Advance) -> Any:
-    """Return a class with the part of tqdm's interface that huggingface_hub uses."""
-
-    class Bar:
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-
-        def __enter__(self) -> Self:
-            return self
-
-        def __exit__(
-            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-        ) -> None: ...
-
-        def update(self, count: int) -> None:
-            advance(count)
-
-        def close(self) -> None: ...
-
-    return Bar
+    """Return a subclass of `_Bar` that reports bytes to a function: huggingface_hub takes a class."""
+    return type("Bar", (_Bar,), {"advance": staticmethod(advance)})

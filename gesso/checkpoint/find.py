@@ -35,7 +35,8 @@ def find(name: str | Path | None, *, weights: bool = True) -> Path:
         return path
     if path.is_file():
         raise CheckpointError(f"{path} is not a GGUF file; give a .gguf file or the checkpoint's directory")
-    if (hub_name := HubName.parse(str(name))) is None:
+    hub_name = HubName.parse(str(name))
+    if hub_name is None:
         raise CheckpointError(
             f"no directory {str(name)!r}, and it is neither a hub name of the form owner/model nor a bundled model "
             f"({', '.join(bundled.DIRECTORIES)})"
@@ -48,6 +49,7 @@ def hub_base(name: str | Path | None) -> str | None:
     if name is None or name in bundled.DIRECTORIES:
         return None
     name = aliases.hub_name(name)
-    if isinstance(name, Path) or Path(name).expanduser().exists() or (found := HubName.parse(name)) is None:
+    if isinstance(name, Path) or Path(name).expanduser().exists():
         return None
-    return found.repository
+    hub_name = HubName.parse(name)
+    return None if hub_name is None else hub_name.repository

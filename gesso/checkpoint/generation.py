@@ -58,14 +58,14 @@ class GenerationDefaults:
         if name != SAMPLER_CLASS:
             raise CheckpointError(f"{SAMPLER} {shown(name)} is unknown; expected {SAMPLER_CLASS}")
         given = {setting: raw.get(key) for setting, key in KEYS.items()} | {BOUND: sampler.get(BOUND)}
-        own = mapping(raw.get(OWN), OWN)
-        if unknown := own.keys() - SETTINGS.keys():
+        gesso_settings = mapping(raw.get(OWN), OWN)
+        if unknown := gesso_settings.keys() - SETTINGS.keys():
             raise CheckpointError(f"{OWN}: {unknown_settings(unknown)}")
         settings: Any = {key: value for key, value in given.items() if value is not None}
-        own = renamed.translated(own)
-        if own.get("write", "canvas") != "canvas":
-            settings.pop("steps", None)  # the reference's are for canvases
-        settings |= own
+        gesso_settings = renamed.translated(gesso_settings)
+        if gesso_settings.get("write", "canvas") != "canvas":
+            settings.pop("steps", None)  # the steps in the reference's fields are for canvases
+        settings |= gesso_settings
         eos = raw.get("eos_token_id")
         return cls(
             diffusion=choose(Diffusion(), **settings),
@@ -83,11 +83,16 @@ def write_diffusion(directory: Path, diffusion: Diffusion) -> None:
     raw = read_json(path) if path.exists() else {}
     raw |= {key: getattr(diffusion, setting) for setting, key in KEYS.items()}
     raw[SAMPLER] = {**mapping(raw.get(SAMPLER), SAMPLER), "_cls_name": SAMPLER_CLASS, BOUND: diffusion.entropy_bound}
-    others = [item for item in fields(diffusion) if item.name not in (*KEYS, BOUND)]
-    own = {one.name: value for one in others if (value := getattr(diffusion, one.name)) != one.default}
+    gesso_settings = {}  # without a field of the reference, and not the default
+    for setting in fields(diffusion):
+        value = getattr(diffusion, setting.name)
+        if setting.name not in (*KEYS, BOUND) and value != setting.default:
+            gesso_settings[setting.name] = value
     raw.pop(OWN, None)
+    if gesso_settings:
+        raw[OWN] = gesso_settings
     with replacing(path) as file:
-        file.write((json.dumps(raw | ({OWN: own} if own else {}), indent=2) + "\n").encode())
+        file.write((json.dumps(raw, indent=2) + "\n").encode())
 
 
 def check_writable(directory: Path) -> None:

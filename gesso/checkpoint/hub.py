@@ -21,8 +21,8 @@ from gesso.checkpoint.cache import (
     ADAPTER,
     COMMIT,
     PARTIAL,
-    Entry,
     HubName,
+    ManifestEntry,
     Repository,
     find_complete,
     find_unverified,
@@ -47,13 +47,13 @@ def find(name: HubName, *, weights: bool = True) -> Path:
     A model that is here is used as it is, without a request to the hub; `pull` looks for a newer version. Without
     `weights`, only the other files are needed.
     """
-    if found := find_complete(name, weights=weights):
-        return found
+    if complete := find_complete(name, weights=weights):
+        return complete
     try:
         return pull(name, weights=weights)
     except _UnavailableError:
-        if found := find_unverified(name, weights=weights):
-            return found
+        if unverified := find_unverified(name, weights=weights):
+            return unverified
         raise
 
 
@@ -69,11 +69,14 @@ def pull(name: HubName, *, weights: bool = True) -> Path:
 class _Download:
     """The download of one commit."""
 
-    def __init__(self, name: HubName, repository: Repository, commit: str, listed: Mapping[str, Entry]) -> None:
-        self.name, self.repository, self.commit, self.listed = name, repository, commit, listed
+    def __init__(self, name: HubName, repository: Repository, commit: str, listed: Mapping[str, ManifestEntry]) -> None:
+        self.name = name
+        self.repository = repository
+        self.commit = commit
+        self.listed = listed
         self.headers = request_headers()
         # Equal hashes are equal files, so those of other commits count too.
-        manifests = [repository.manifest(one) for one in repository.commits()]
+        manifests = [repository.manifest(known_commit) for known_commit in repository.commits()]
         self.verified = {entry.hash for files in manifests for entry in files.values() if entry.verified}
 
     def run(self, weights: bool) -> Path:
@@ -99,47 +102,49 @@ class _Download:
 
     def _gguf(self) -> str:
         """Return the one GGUF file that the name means, after a look at the architecture in its header."""
-        found = self.name.matches(self.listed)
-        if len(found) != 1:
-            known = ", ".join(found or ggufs(self.listed)) or "it has none"
+        matching = self.name.matches(self.listed)
+        if len(matching) != 1:
+            candidates = ", ".join(matching or ggufs(self.listed)) or "it has none"
             raise CheckpointError(
-                f"{self.name.repository} has {len(found) or 'no'} GGUF files for {self.name.file!r}; name one of "
-                f"these: {known}"
+                f"{self.name.repository} has {len(matching) or 'no'} GGUF files for {self.name.file!r}; name one of "
+                f"these: {candidates}"
             )
-        if not self._is_here(found[0]):
-            header = first_bytes(self._url(found[0]), min(HEADER, self.listed[found[0]].size), self.headers)
+        (file,) = matching
+        if not self._is_here(file):
+            header = first_bytes(self._url(file), min(HEADER, self.listed[file].size), self.headers)
             architecture = gguf_architecture(header)
             if architecture not in (None, GGUF_ARCHITECTURE):
                 raise _other_architecture(self.name, architecture)
-        return found[0]
+        return file
 
     def _checkpoint(self, weights: bool) -> list[str]:
         self._check_architecture()
         return self._small() + (self._weights() if weights else [])
 
     def _small(self) -> list[str]:
-        """Return the files besides weights: configuration, tokenizer, chat template, index of the weights."""
+        """Return the files other than weights: configuration, tokenizer, chat template, index of the weights."""
         endings = (".json", ".jinja") if "tokenizer.json" in self.listed else (".json", ".jinja", ".model")
-        found = [file for file in self.listed if file.endswith(endings)]
-        return [file for file in found if file == INDEX or not file.endswith(".index.json")]
+        files = [file for file in self.listed if file.endswith(endings)]
+        return [file for file in files if file == INDEX or not file.endswith(".index.json")]
 
     def _check_architecture(self) -> None:
         """Reject a repository of another kind before its weights are downloaded."""
         if "config.json" in self.listed:
-            if (kind := self._read("config.json").get("model_type")) != MODEL_TYPE:
+            kind = self._read("config.json").get("model_type")
+            if kind != MODEL_TYPE:
                 raise _other_architecture(self.name, kind)
         elif "adapter_config.json" not in self.listed:
-            found = ", ".join(ggufs(self.listed))
-            advice = f"; for one of its GGUF files, write {self.name}:FILE: {found}" if found else ""
+            files = ", ".join(ggufs(self.listed))
+            advice = f"; for one of its GGUF files, write {self.name}:FILE: {files}" if files else ""
             raise CheckpointError(f"{self.name} has no config.json, so it is not a checkpoint{advice}")
 
     def _weights(self) -> list[str]:
         """Return the weight files: those that the index names, or the single one. Never pickles."""
         if INDEX in self.listed:
-            found = weights_named(self._read(INDEX))
-            if missing := sorted(found - self.listed.keys()):
+            files = weights_named(self._read(INDEX))
+            if missing := sorted(files - self.listed.keys()):
                 raise CheckpointError(f"{INDEX} of {self.name} names {missing[0]}, which the repository does not have")
-            return sorted(found)
+            return sorted(files)
         for file in (SINGLE, ADAPTER):
             if file in self.listed:
                 return [file]
@@ -165,8 +170,8 @@ class _Download:
         entry = self.listed[file]
         for path in (self.repository.snapshot(self.commit) / file, self.repository.blob(entry.hash)):
             if path.is_file():
-                known = entry.hash in self.verified
-                if path.stat().st_size == entry.size and (known or hash_of(path, entry) == entry.hash):
+                is_verified = entry.hash in self.verified
+                if path.stat().st_size == entry.size and (is_verified or hash_of(path, entry) == entry.hash):
                     self.verified.add(entry.hash)
                     return True
                 path.unlink()
@@ -208,7 +213,7 @@ class _Download:
 # --- the hub's answers --------------------------------------------------------------------------------------------
 
 
-def _listing(repository: str) -> tuple[str, dict[str, Entry]]:
+def _listing(repository: str) -> tuple[str, dict[str, ManifestEntry]]:
     """Return the newest commit and its files. Files in folders are left out: a checkpoint has none that are needed."""
     from huggingface_hub import HfApi
 
@@ -219,14 +224,14 @@ def _listing(repository: str) -> tuple[str, dict[str, Entry]]:
     return commit, entries(info.siblings or [], is_plain)
 
 
-def entries(listed: Iterable[Any], accepts: Callable[[str], bool]) -> dict[str, Entry]:
+def entries(listed: Iterable[Any], accepts: Callable[[str], bool]) -> dict[str, ManifestEntry]:
     """Return the files of the hub's listing whose names are accepted. Names and hashes become paths in the cache."""
-    found = {}
+    by_name = {}
     for file in listed:
         hash, size = (file.lfs.sha256, file.lfs.size) if file.lfs else (file.blob_id, file.size)
         if accepts(file.rfilename) and size is not None and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", hash or ""):
-            found[file.rfilename] = Entry(size, str(hash))
-    return found
+            by_name[file.rfilename] = ManifestEntry(size=size, hash=str(hash))
+    return by_name
 
 
 def request_headers() -> dict[str, str]:

@@ -103,9 +103,10 @@ def ignore_matrices(inventory: Inventory, names: Iterable[str]) -> None:
     inventory.ignore(tensor for tensor in inventory.stored if _module(tensor) in modules)
 
 
-def plain(inventory: Inventory, found: Mapping[str, Shape], shape: Shape) -> Recipe | None:
+def plain(inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape) -> Recipe | None:
     """Return the recipe of a parameter that is not quantized."""
-    if (parts := take_each(inventory, found, lambda name, shape: {name: (shape, FLOATS)})) is None:
+    parts = take_each(inventory, matrix_shapes, lambda name, shape: {name: (shape, FLOATS)})
+    if parts is None:
         return None
     return recipe(parts, lambda tensors: fused(tensors, shape[:-1]).view(shape), shape, parts[0].dtype)
 
@@ -121,9 +122,9 @@ def recipe(
     return Recipe(parts=parts, build=build, shape=shape, format=format, native=native or format, repack=repack)
 
 
-def for_router(made: Recipe) -> Recipe:
-    """Return the recipe of a router: it is small, and if a GPU rounded it once more, it would select other experts."""
-    return replace(made, native="BF16", repack=to_dense) if made.native in FORMATS else made
+def for_router(recipe: Recipe) -> Recipe:
+    """Return the recipe of a router in bfloat16: it is small, and further rounding would select other experts."""
+    return replace(recipe, native="BF16", repack=to_dense) if recipe.native in FORMATS else recipe
 
 
 def ignore_unused(inventory: Inventory, config: Config) -> None:

@@ -34,7 +34,7 @@ class LocalModel:
 
 def models() -> list[LocalModel]:
     """Return the bundled models, and the DiffusionGemma models in the hub cache."""
-    found = [
+    rows = [
         _row(name, "bundled", directory, {path.name: path.stat().st_size for path in directory.iterdir()})
         for name, directory in bundled.DIRECTORIES.items()
         if directory.is_dir()
@@ -42,13 +42,14 @@ def models() -> list[LocalModel]:
     for path in sorted(cache_directory().glob("models--*--*")):
         parts = path.name.split("--")
         if len(parts) == 3:
-            found += _rows("/".join(parts[1:]), Repository(path))
-    return found
+            rows += _rows("/".join(parts[1:]), Repository(path))
+    return rows
 
 
 def _rows(name: str, repository: Repository) -> Iterator[LocalModel]:
     for commit in repository.commits():
-        snapshot, manifest = repository.snapshot(commit), repository.manifest(commit)
+        snapshot = repository.snapshot(commit)
+        manifest = repository.manifest(commit)
         if not manifest:
             if _config(snapshot).get("model_type") == "diffusion_gemma":
                 sizes = {path.name: path.stat().st_size for path in snapshot.iterdir() if path.is_file()}
@@ -64,7 +65,7 @@ def _rows(name: str, repository: Repository) -> Iterator[LocalModel]:
                 state = "configuration"
             elif commit != repository.commit:
                 state = "old"
-            sizes = {one: repository.bytes_of(commit, one, entry) for one, entry in files.items()}
+            sizes = {file_name: repository.bytes_of(commit, file_name, entry) for file_name, entry in files.items()}
             total = sum(entry.size for entry in files.values())
             yield _row(f"{name}:{file}" if file else name, state, snapshot / file, sizes, total)
 
@@ -95,13 +96,14 @@ def describe(config: Mapping[str, Any]) -> tuple[str, str]:
         dtypes = [
             part.get(key) for part in (config, inner) if isinstance(part, dict) for key in ("dtype", "torch_dtype")
         ]
-        known = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-        return "safetensors" if config else "unknown", next((known[one] for one in dtypes if one in known), "unknown")
+        short_names = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+        precision = next((short_names[dtype] for dtype in dtypes if dtype in short_names), "unknown")
+        return "safetensors" if config else "unknown", precision
     method = given.get("quant_method")
     if method == "compressed-tensors":
         groups = given.get("config_groups")
         weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
-        kinds = {f"{one.get('type')}{one.get('num_bits')}" for one in weights if isinstance(one, dict)}
+        kinds = {f"{group.get('type')}{group.get('num_bits')}" for group in weights if isinstance(group, dict)}
         named = {"float8": "fp8", "float4": "nvfp4"}
         return method, "+".join(sorted(named.get(kind, kind) for kind in kinds)) or "unknown"
     if method == "modelopt":
@@ -120,8 +122,8 @@ def _config(directory: Path) -> Mapping[str, Any]:
 
 def _label(name: str) -> str:
     """Return the precision in the name of a GGUF file, such as Q4_K_M."""
-    found = re.search(r"(?<![A-Za-z0-9])(I?Q\d\w*|BF16|F16|F32|MXFP4\w*|NVFP4\w*)", name.removesuffix(GGUF), re.I)
-    return found[1] if found else "unknown"
+    label = re.search(r"(?<![A-Za-z0-9])(I?Q\d\w*|BF16|F16|F32|MXFP4\w*|NVFP4\w*)", name.removesuffix(GGUF), re.I)
+    return label[1] if label else "unknown"
 
 
 def _last_used(paths: Iterable[Path]) -> str | None:
@@ -162,7 +164,8 @@ def remove(name: HubName) -> int:
         if name.file is None:
             return _remove_all(repository)
         # Only the files that were named: other programs may have put more into the same snapshot.
-        chosen, freed = {Path(row.path).name for row in rows}, 0
+        chosen = {Path(row.path).name for row in rows}
+        freed = 0
         for commit in repository.commits():
             manifest = dict(repository.manifest(commit))
             for file in [file for file in manifest if file in chosen]:
@@ -175,7 +178,9 @@ def remove(name: HubName) -> int:
                     freed += _unlink(path)
             repository.write_manifest(commit, manifest)
         snapshots = repository.path / "snapshots"
-        return freed + (0 if any(files for _, _, files in os.walk(snapshots)) else _remove_all(repository))
+        if any(files for _, _, files in os.walk(snapshots)):
+            return freed
+        return freed + _remove_all(repository)
 
 
 def _unlink(path: Path) -> int:
@@ -198,8 +203,8 @@ def _remove_all(repository: Repository) -> int:
     )
     # Files of other programs may be in the shared blob store of huggingface_hub, which knows who else uses them.
     scanned = scan_cache_dir(cache_directory())
-    ours = [one for one in scanned.repos if one.repo_path.name == repository.path.name]
-    if commits := [revision.commit_hash for one in ours for revision in one.revisions]:
+    ours = [cached for cached in scanned.repos if cached.repo_path.name == repository.path.name]
+    if commits := [revision.commit_hash for cached in ours for revision in cached.revisions]:
         # Without the other repositories: a copy of this one may have the same commits.
         strategy = replace(scanned, repos=frozenset(ours)).delete_revisions(*commits)
         freed = max(freed, strategy.expected_freed_size)

@@ -58,44 +58,46 @@ def recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
     """Return the recipe of every parameter."""
     given = first(config.raw.get("quantization"), config.raw.get("quantization_config"))
     settings = mapping(given, "config: quantization")
-    found = {}
+    by_parameter = {}
     for parameter, shape in parameters(config).items():
         module = parameter.removesuffix(".weight")
         if f"{module}.scales" in inventory or f"{module}.biases" in inventory:
-            made = _quantized(inventory, module, shape, settings)
+            parameter_recipe = _quantized(inventory, module, shape, settings)
         else:
             name = f"{module}.weight" if len(shape) == 3 and parameter not in inventory else parameter
-            made = plain(inventory, {name: shape}, shape)
-        if made is not None:
-            found[parameter] = for_router(made) if ".router." in parameter else made
-        else:
+            parameter_recipe = plain(inventory, {name: shape}, shape)
+        if parameter_recipe is None:
             inventory.ignore(f"{module}.{key}" for key in ("weight", "scales", "biases"))  # the problem is noted
-    return found
+        else:
+            by_parameter[parameter] = for_router(parameter_recipe) if ".router." in parameter else parameter_recipe
+    return by_parameter
 
 
 def _quantized(inventory: Inventory, module: str, shape: Shape, settings: Mapping[str, Any]) -> Recipe | None:
-    weight, scales = inventory.stored.get(f"{module}.weight"), inventory.stored.get(f"{module}.scales")
+    weight = inventory.stored.get(f"{module}.weight")
+    scales = inventory.stored.get(f"{module}.scales")
     if weight is None or scales is None:
         inventory.missing.append(f"{module}.{'weight' if weight is None else 'scales'}")
         return None
     affine = scales.dtype != "U8"
     rows, inputs = shape[:-1], shape[-1]
     words, count = (part.shape[-1] if part.shape else 0 for part in (weight, scales))
-    bits, group = 32 * words // inputs, inputs // max(1, count)
+    bits = 32 * words // inputs
+    group = inputs // max(1, count)
     name = "affine" if affine else _MODES.get((bits, group))
-    known = words * 32 == bits * inputs and count * group == inputs and (not affine or (bits, group) in _AFFINE)
-    if name is None or not known:
+    fits = words * 32 == bits * inputs and count * group == inputs
+    if name is None or not fits or (affine and (bits, group) not in _AFFINE):
         inventory.problems.append(
             f"tensor {module}.weight has shape {list(weight.shape)} and its scales {list(scales.shape)}, which no mode "
             f"of MLX has for {list(shape)}"
         )
         return None
-    mode = Mode(name, bits, group)
-    numbers = ("BF16", "F16", "F32") if affine else ("U8",)
+    mode = Mode(name=name, bits=bits, group=group)
+    scale_dtypes = ("BF16", "F16", "F32") if affine else ("U8",)
     keys = ("scales", "biases") if affine else ("scales",)
     parts = inventory.take_all(
         {f"{module}.weight": ((*rows, words), ("U32",))}
-        | {f"{module}.{key}": ((*rows, count), numbers) for key in keys}
+        | {f"{module}.{key}": ((*rows, count), scale_dtypes) for key in keys}
     )
     if parts is None or not _described(inventory, module, mode, settings):
         return None
@@ -103,7 +105,8 @@ def _quantized(inventory: Inventory, module: str, shape: Shape, settings: Mappin
         return recipe(parts, partial(_build_nvfp4, shape=shape), shape, "nvfp4")
     format = f"mlx-{bits}bit-g{group}" if affine else f"mlx-{name}"
     build = partial(_build, format=format, shape=shape, mode=mode, module=module)
-    return recipe(parts, build, shape, format, *_native(mode, len(shape) == 3))
+    native, repack = _native(mode, len(shape) == 3)
+    return recipe(parts, build, shape, format, native, repack)
 
 
 def _native(mode: Mode, experts: bool) -> tuple[str, Callable[[Packed], Weight]]:
@@ -123,13 +126,15 @@ def _described(inventory: Inventory, module: str, mode: Mode, settings: Mapping[
     Modules that are quantized differently have settings of their own. Their names are those of the program that wrote
     the file, so a module without such settings may have the mode of any.
     """
-    own = settings.get(module, True)
-    entries = [settings, *(value for value in settings.values() if isinstance(value, Mapping))]
-    entries = [own] if isinstance(own, Mapping) else entries
+    module_settings = settings.get(module, True)
+    if isinstance(module_settings, Mapping):
+        entries = [module_settings]
+    else:
+        entries = [settings, *(value for value in settings.values() if isinstance(value, Mapping))]
     modes = [Mode(entry.get("mode", "affine"), entry.get("bits"), entry.get("group_size")) for entry in entries]
-    if own is not False and mode in modes:
+    if module_settings is not False and mode in modes:
         return True
-    expected = "not quantized" if own is False else " or ".join(dict.fromkeys(map(str, modes)))
+    expected = "not quantized" if module_settings is False else " or ".join(dict.fromkeys(map(str, modes)))
     inventory.problems.append(f"tensor {module}.weight is {mode}, but the config says: {expected}")
     return False
 
@@ -138,27 +143,30 @@ def _described(inventory: Inventory, module: str, mode: Mode, settings: Mapping[
 
 
 def _build(tensors: Sequence[Tensor], *, format: str, shape: Shape, mode: Mode, module: str) -> Packed:
-    made = {"weight": tensors[0].view(torch.uint8), "scales": tensors[1]}
+    scales = tensors[1]
+    packed_tensors = {"weight": tensors[0].view(torch.uint8), "scales": scales}
     if mode.name == "affine":
-        made["biases"] = tensors[2]
-        return Packed(format, shape, made, partial(_unpack_affine, bits=mode.bits))
-    # A reserved code that means NaN, of which the check for NaN knows nothing: these are bytes.
-    if (made["scales"] == 255 if mode.name != "nvfp4" else made["scales"] & 127 == 127).any():
+        packed_tensors["biases"] = tensors[2]
+        return Packed(format, shape, packed_tensors, partial(_unpack_affine, bits=mode.bits))
+    # The scales are bytes, so the general check for NaN does not detect their reserved code.
+    is_nan = scales & 127 == 127 if mode.name == "nvfp4" else scales == 255
+    if is_nan.any():
         raise CheckpointError(f"tensor {module}.scales contains NaN; the file is damaged")
-    return Packed(format, shape, made, _UNPACK[mode.name])
+    return Packed(format, shape, packed_tensors, _UNPACK[mode.name])
 
 
 def _build_nvfp4(tensors: Sequence[Tensor], *, shape: Shape) -> Packed:
-    made = {
+    packed_tensors = {
         "weight_packed": tensors[0].view(torch.uint8),
         "weight_scale": tensors[1].view(torch.float8_e4m3fn),
         "weight_global_scale": torch.ones(shape[0], 1, device=tensors[0].device),
     }
-    return FORMATS["nvfp4"].packed(shape, made)
+    return FORMATS["nvfp4"].packed(shape, packed_tensors)
 
 
 def _unpack_affine(tensors: Mapping[str, Tensor], *, bits: int) -> Tensor:
-    code, scale = unpack_bits(tensors["weight"], bits).float(), tensors["scales"].float()
+    code = unpack_bits(tensors["weight"], bits).float()
+    scale = tensors["scales"].float()
     offset = tensors["biases"].float()
     return (code.unflatten(-1, (scale.shape[-1], -1)) * scale[..., None] + offset[..., None]).flatten(-2)
 
@@ -189,14 +197,15 @@ def _as_uint4(packed: Packed, *, bits: int) -> Packed:
         words = byte.view(torch.int32) if bits == 4 else pack_nibbles(unpack_bits(byte, bits))
         return to_uint4(words, tensors["scales"], tensors["biases"])
 
-    return _each("uint4", packed, convert)
+    return _by_expert("uint4", packed, convert)
 
 
 def _as_nvfp4(packed: Packed) -> Packed:
-    return _each("nvfp4", packed, lambda tensors: to_nvfp4(unpack_bits(tensors["weight"], 4), tensors["scales"]))
+    return _by_expert("nvfp4", packed, lambda tensors: to_nvfp4(unpack_bits(tensors["weight"], 4), tensors["scales"]))
 
 
-def _each(format: str, packed: Packed, convert: Callable[[Mapping[str, Tensor]], Tensors]) -> Packed:
+def _by_expert(format: str, packed: Packed, convert: Callable[[Mapping[str, Tensor]], Tensors]) -> Packed:
     """Convert experts one by one."""
-    each = [convert(expert.tensors) for expert in packed.unbind()]
-    return repacked(format, packed, {key: torch.stack([one[key] for one in each]) for key in each[0]})
+    experts = [convert(expert.tensors) for expert in packed.unbind()]
+    tensors = {key: torch.stack([expert[key] for expert in experts]) for key in experts[0]}
+    return repacked(format, packed, tensors)

@@ -10,6 +10,7 @@ ignored. O out, I in, E experts.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -56,56 +57,59 @@ def recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
         raise CheckpointError(
             f"config: quant_algo {shown(algorithm)} is not supported; expected {', '.join(_ALGORITHMS)}"
         )
-    found = {}
+    by_parameter = {}
     for parameter, shape in parameters(config).items():
-        parts = matrices(inventory, parameter, shape)
-        scheme = one_scheme(inventory, parameter, {name: _scheme(inventory, name) for name in parts})
-        if scheme is not None and (made := _recipe(inventory, parts, shape, scheme, algorithm)) is not None:
-            found[parameter] = for_router(made) if ".router." in parameter else made
+        weights = matrices(inventory, parameter, shape)
+        scheme = one_scheme(inventory, parameter, {name: _scheme(inventory, name) for name in weights})
+        parameter_recipe = None if scheme is None else _recipe(inventory, weights, shape, scheme, algorithm)
+        if parameter_recipe is None:
+            ignore_matrices(inventory, weights)  # the problem is noted
         else:
-            ignore_matrices(inventory, parts)  # the problem is noted
+            by_parameter[parameter] = for_router(parameter_recipe) if ".router." in parameter else parameter_recipe
     ignore_unused(inventory, config)
-    return found
+    return by_parameter
 
 
 def _scheme(inventory: Inventory, weight: str) -> str | None:
     """Return how a matrix is stored, or None if the file does not have it. Other dtypes are reported as not plain."""
-    if (found := inventory.stored.get(weight)) is None:
+    stored = inventory.stored.get(weight)
+    if stored is None:
         return None
-    return {"U8": "nvfp4", "F8_E4M3": "fp8"}.get(found.dtype, "not quantized")
+    return {"U8": "nvfp4", "F8_E4M3": "fp8"}.get(stored.dtype, "not quantized")
 
 
 def _recipe(
-    inventory: Inventory, found: Mapping[str, Shape], shape: Shape, scheme: str, algorithm: str
+    inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape, scheme: str, algorithm: str
 ) -> Recipe | None:
     if scheme == "not quantized":
-        return plain(inventory, found, shape)
+        return plain(inventory, matrix_shapes, shape)
     if scheme not in _ALGORITHMS[algorithm]:
         inventory.problems.append(
-            f"tensor {next(iter(found))} is {scheme}, but quant_algo of the config is {algorithm}"
+            f"tensor {next(iter(matrix_shapes))} is {scheme}, but quant_algo of the config is {algorithm}"
         )
         return None
-    return (_nvfp4 if scheme == "nvfp4" else _fp8)(inventory, found, shape)
+    read = _nvfp4 if scheme == "nvfp4" else _fp8
+    return read(inventory, matrix_shapes, shape)
 
 
-def _fp8(inventory: Inventory, found: Mapping[str, Shape], shape: Shape) -> Recipe | None:
+def _fp8(inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape) -> Recipe | None:
     def wanted(name: str, shape: Shape) -> Wanted:
         scale = inventory.stored.get(f"{name}_scale")
         rows = shape[:-1] if scale is not None and len(scale.shape) == 1 else (*shape[:-1], 1)
         whole = scale is not None and scale.shape in ((), (1,))
         return {name: (shape, ("F8_E4M3",)), f"{name}_scale": (None if whole else rows, ("F32", "BF16", "F16"))}
 
-    parts = take_each(inventory, found, wanted)
-
-    def build(tensors: Sequence[Tensor]) -> Packed:
-        weights, scales = columns(tensors, 2)
-        made = {"weight": fused(weights, shape[:-1]), "weight_scale": row_scales(scales, shape[:-1])}
-        return Packed("fp8", shape, made, fp8.unpack)
-
-    return None if parts is None else recipe(parts, build, shape, "fp8")
+    parts = take_each(inventory, matrix_shapes, wanted)
+    return None if parts is None else recipe(parts, partial(_build_fp8, shape=shape), shape, "fp8")
 
 
-def _nvfp4(inventory: Inventory, found: Mapping[str, Shape], shape: Shape) -> Recipe | None:
+def _build_fp8(tensors: Sequence[Tensor], *, shape: Shape) -> Packed:
+    weights, scales = columns(tensors, 2)
+    packed_tensors = {"weight": fused(weights, shape[:-1]), "weight_scale": row_scales(scales, shape[:-1])}
+    return Packed("fp8", shape, packed_tensors, fp8.unpack)
+
+
+def _nvfp4(inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape) -> Recipe | None:
     def wanted(name: str, shape: Shape) -> Wanted:
         rows, inputs = shape[:-1], shape[-1]
         second = inventory.stored.get(f"{name}_scale_2")
@@ -115,19 +119,23 @@ def _nvfp4(inventory: Inventory, found: Mapping[str, Shape], shape: Shape) -> Re
             f"{name}_scale_2": ((1,) if second is not None and second.shape else (), ("F32",)),
         }
 
-    parts = take_each(inventory, found, wanted)
+    parts = take_each(inventory, matrix_shapes, wanted)
+    if parts is None:
+        return None
+    build = partial(_build_nvfp4, shape=shape)
+    if len(shape) == 3:
+        return recipe(parts, build, shape, "modelopt-nvfp4", "nvfp4", _to_nvfp4)
+    return recipe(parts, build, shape, "modelopt-nvfp4", "fp8", to_fp8)
 
-    def build(tensors: Sequence[Tensor]) -> Packed:
-        packed, scales, seconds = columns(tensors, 3)
-        made = {
-            "weight_packed": fused(packed, shape[:-1]),
-            "weight_scale": fused(scales, shape[:-1]),
-            "weight_scale_2": matrix_scales(seconds, shape[:-1]),
-        }
-        return Packed("modelopt-nvfp4", shape, made, _unpack_nvfp4)
 
-    target = ("nvfp4", _to_nvfp4) if len(shape) == 3 else ("fp8", to_fp8)
-    return None if parts is None else recipe(parts, build, shape, "modelopt-nvfp4", *target)
+def _build_nvfp4(tensors: Sequence[Tensor], *, shape: Shape) -> Packed:
+    packed, scales, second_scales = columns(tensors, 3)
+    packed_tensors = {
+        "weight_packed": fused(packed, shape[:-1]),
+        "weight_scale": fused(scales, shape[:-1]),
+        "weight_scale_2": matrix_scales(second_scales, shape[:-1]),
+    }
+    return Packed("modelopt-nvfp4", shape, packed_tensors, _unpack_nvfp4)
 
 
 def _unpack_nvfp4(tensors: Mapping[str, Tensor]) -> Tensor:
@@ -144,9 +152,9 @@ def _to_nvfp4(packed: Packed) -> Packed:
     """
     stored = packed.tensors
     largest = torch.finfo(torch.float32).max  # the scale of a matrix of zeros is zero
-    made = {
+    converted = {
         "weight_packed": stored["weight_packed"],
         "weight_scale": stored["weight_scale"],
         "weight_global_scale": stored["weight_scale_2"].reciprocal().clamp(max=largest),
     }
-    return repacked("nvfp4", packed, made)
+    return repacked("nvfp4", packed, converted)

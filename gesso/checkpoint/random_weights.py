@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from gesso.checkpoint.quantize.formats import Format
-    from gesso.checkpoint.quantize.packed import Weight
+    from gesso.checkpoint.quantize.packed import Packed, Weight
     from gesso.model.transformer import DiffusionGemma
 
 PREFIX = "random:"
@@ -74,7 +74,6 @@ def make(
 
     from gesso.checkpoint import streamed
     from gesso.checkpoint.quantize.formats import clear, format_of
-    from gesso.model.init import begin_one
 
     model = empty_model(config if quantize is None else config.quantized(quantize, on_cpu))
 
@@ -83,22 +82,42 @@ def make(
 
     streamed.attach(model, stream, device, dtype, format_for)
     generator = torch.Generator(device).manual_seed(seed)
-
-    def drawn(name: str, shape: Sequence[int]) -> "Weight":
-        format = format_for(name, shape)
-        if on_cpu and format is not None and format.draw is not None:
-            packed = format.packed(shape, format.draw(shape, generator))
-            packed.dtype = dtype
-            return packed
-        weight = torch.empty(shape, device=device, dtype=dtype)
-        begin_one(name, weight, len(config.layers), generator)
-        if format is None:
-            return weight
-        packed = format.quantize(name, weight)
-        packed.dtype = dtype
-        return packed
-
     for name, parameter in list(model.named_parameters()):
-        assign(model, name, drawn(name, parameter.shape))
+        format = format_for(name, parameter.shape)
+        # No variable keeps the weight: a streamed one leaves the device when it is assigned.
+        if on_cpu and format is not None and format.draw is not None:
+            assign(model, name, _packed(format, parameter.shape, dtype, generator))
+        else:
+            assign(model, name, _drawn(name, parameter.shape, format, dtype, len(config.layers), generator))
         clear(device, parameter.shape)
     return model.eval()
+
+
+def _packed(format: "Format", shape: Sequence[int], dtype: "torch.dtype", generator: "torch.Generator") -> "Packed":
+    """Return a weight drawn in a packed format."""
+    assert format.draw is not None
+    packed = format.packed(shape, format.draw(shape, generator))
+    packed.dtype = dtype
+    return packed
+
+
+def _drawn(
+    name: str,
+    shape: Sequence[int],
+    format: "Format | None",
+    dtype: "torch.dtype",
+    layers: int,
+    generator: "torch.Generator",
+) -> "Weight":
+    """Return a weight drawn as in a new model, and packed if it has a format."""
+    import torch
+
+    from gesso.model.init import begin_one
+
+    weight = torch.empty(shape, device=generator.device, dtype=dtype)
+    begin_one(name, weight, layers, generator)
+    if format is None:
+        return weight
+    packed = format.quantize(name, weight)
+    packed.dtype = dtype
+    return packed

@@ -33,7 +33,7 @@ class Stored:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a parameter is made: `build` receives its stored parts, in this order, on the target device.
+    """A way to build a parameter: `build` receives its stored parts, in this order, on the target device.
 
     `format` names what the file stores. A GPU may need another: then `native` names it, and `repack` converts to it.
     """
@@ -67,23 +67,24 @@ class Inventory:
 
         Without a shape, any shape is right.
         """
-        found = self.stored.get(name)
-        if found is None:
+        tensor = self.stored.get(name)
+        if tensor is None:
             self.missing.append(name)
             return None
         self.taken.add(name)
         wrong = []
-        if shape is not None and found.shape != tuple(shape):
-            wrong.append(f"tensor {name} has shape {list(found.shape)}, expected {list(shape)}")
-        if found.dtype not in dtypes:
-            wrong.append(f"tensor {name} is stored as {found.dtype}, expected {_either(dtypes)}")
+        if shape is not None and tensor.shape != tuple(shape):
+            wrong.append(f"tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
+        if tensor.dtype not in dtypes:
+            wrong.append(f"tensor {name} is stored as {tensor.dtype}, expected {_either(dtypes)}")
         self.problems += wrong
-        return None if wrong else found
+        return None if wrong else tensor
 
     def take_all(self, wanted: Mapping[str, tuple[Sequence[int] | None, Sequence[str]]]) -> tuple[Stored, ...] | None:
         """Return several tensors, given as {name: (shape, dtypes)}, or None if one of them is missing or wrong."""
-        found = [self.take(name, shape, dtypes) for name, (shape, dtypes) in wanted.items()]
-        return None if None in found else tuple(part for part in found if part is not None)
+        tensors = [self.take(name, shape, dtypes) for name, (shape, dtypes) in wanted.items()]
+        right = tuple(tensor for tensor in tensors if tensor is not None)
+        return right if len(right) == len(tensors) else None
 
     def ignore(self, names: Iterable[str]) -> None:
         """Accept tensors that the model does not need, so that they are not reported as surplus."""
@@ -92,10 +93,12 @@ class Inventory:
     def report(self) -> list[str]:
         """Return all problems, including tensors that no recipe has taken."""
         surplus = [name for name in self.stored if name not in self.taken and not is_vision(name)]
-        found = [f"missing tensors: {_some(self.missing)}"] if self.missing else []
+        problems = []
+        if self.missing:
+            problems.append(f"missing tensors: {_some(self.missing)}")
         if surplus:
-            found.append(f"surplus tensors that this configuration does not have: {_some(surplus)}")
-        return found + self.problems
+            problems.append(f"surplus tensors that this configuration does not have: {_some(surplus)}")
+        return problems + self.problems
 
 
 def _either(names: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ Formats = Callable[[str, Sequence[int]], Format | None]
 
 
 @dataclass(frozen=True)
-class Part:
+class BufferPart:
     """The place of one tensor in the buffer of its layer."""
 
     start: int
@@ -57,7 +57,7 @@ class StreamedExperts(nn.Module):
         if wrong := [layer for layer in layers if not 0 <= layer < count]:
             raise InputError(f"cannot stream the experts of layer {wrong[0]}: the model has layers 0 to {count - 1}")
         self.layers = tuple(sorted(set(layers)))
-        self.parts: dict[str, dict[str, Part]] = {}  # by the name of the parameter
+        self.parts: dict[str, dict[str, BufferPart]] = {}  # by the name of the parameter
         self.places: dict[str, int] = {}  # index in `layers`, by the name of the parameter
         sizes = []
         for place, layer in enumerate(self.layers):
@@ -86,7 +86,8 @@ class StreamedExperts(nn.Module):
 
     def take(self, name: str, weight: Weight) -> Weight:
         """Move the weight of a streamed layer to host memory, and return the same weight as a view of its slot."""
-        place, parts = self.places[name], self.parts[name]
+        place = self.places[name]
+        parts = self.parts[name]
         tensors: Mapping[str, Tensor] = weight.tensors if isinstance(weight, Packed) else {"weight": weight}
         for key, tensor in tensors.items():
             if key in RESIDENT:
@@ -119,28 +120,31 @@ def attach(
 
 def streamed(model: DiffusionGemma) -> StreamedExperts | None:
     """Return the experts of this model that are in host memory."""
-    found = model._modules.get(NAME)
-    assert found is None or isinstance(found, StreamedExperts)
-    return found
+    experts = model._modules.get(NAME)
+    assert experts is None or isinstance(experts, StreamedExperts)
+    return experts
 
 
 def check_resident(model: DiffusionGemma, purpose: str) -> None:
     """Reject a purpose that reads or writes weights outside of a pass."""
-    if (held := streamed(model)) is not None:
+    experts = streamed(model)
+    if experts is not None:
         raise InputError(
-            f"cannot {purpose}: the experts of {len(held.layers)} layers are in host memory; load the model on a "
+            f"cannot {purpose}: the experts of {len(experts.layers)} layers are in host memory; load the model on a "
             "device that holds all of it, such as the CPU"
         )
 
 
-def _parts(shape: torch.Size, format: Format | None, dtype: torch.dtype, start: int) -> tuple[dict[str, Part], int]:
+def _parts(
+    shape: torch.Size, format: Format | None, dtype: torch.dtype, start: int
+) -> tuple[dict[str, BufferPart], int]:
     """Return the places of the tensors of a parameter from `start` on, and the end of the last one."""
     layout = {"weight": (tuple(shape), dtype)} if format is None else format.layout(shape)
     parts = {}
     for key, (part_shape, part_dtype) in layout.items():
         if key in RESIDENT:
             continue
-        parts[key] = Part(start, part_shape, part_dtype)
+        parts[key] = BufferPart(start, part_shape, part_dtype)
         size = part_dtype.itemsize * torch.Size(part_shape).numel()
         start += -(-size // ALIGNMENT) * ALIGNMENT
     return parts, start

@@ -65,7 +65,7 @@ def fetched(
 Wait = Callable[[], list[Tensor]]
 
 
-class Reader(Protocol):
+class TensorReader(Protocol):
     ahead: int  # bytes that may be read before the caller asks for them
 
     def begin(self, parts: Sequence[Stored]) -> Wait:
@@ -147,7 +147,7 @@ class MappedReader(DirectReader):
 
 
 @dataclass(frozen=True)
-class Run:
+class FileRun:
     """Tensors that lie next to each other in a file, read as one."""
 
     file: Path
@@ -156,20 +156,20 @@ class Run:
     members: tuple[int, ...]  # indices of the parts
 
 
-def runs_of(parts: Sequence[Stored]) -> list[Run]:
-    runs: list[Run] = []
+def runs_of(parts: Sequence[Stored]) -> list[FileRun]:
+    runs: list[FileRun] = []
     for index in sorted(range(len(parts)), key=lambda i: (str(parts[i].file), parts[i].offset)):
         part = parts[index]
         if runs and runs[-1].file == part.file and 0 <= part.offset - (runs[-1].offset + runs[-1].nbytes) <= GAP:
             last = runs.pop()
             end = part.offset + part.nbytes
-            runs.append(Run(part.file, last.offset, end - last.offset, (*last.members, index)))
+            runs.append(FileRun(part.file, last.offset, end - last.offset, (*last.members, index)))
         else:
-            runs.append(Run(part.file, part.offset, part.nbytes, (index,)))
+            runs.append(FileRun(part.file, part.offset, part.nbytes, (index,)))
     return runs
 
 
-class Lane:
+class CopyLane:
     """A pinned buffer and a stream, used by one thread at a time. Without a GPU, for tests, plain memory."""
 
     def __init__(self, device: torch.device) -> None:
@@ -197,12 +197,12 @@ class ThreadedReader:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.lanes: SimpleQueue[Lane] = SimpleQueue()
+        self.lanes: SimpleQueue[CopyLane] = SimpleQueue()
         self.pool = ThreadPoolExecutor(THREADS)
 
     def __enter__(self) -> Self:
         for _ in range(THREADS):
-            self.lanes.put(Lane(self.device))
+            self.lanes.put(CopyLane(self.device))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -114,18 +114,19 @@ def write_shards(tensors: Iterable[tuple[str, "Tensor"]], directory: Path, shard
     """
     from safetensors.torch import save_file
 
-    shards: list[list[str]] = []
-    pending: dict[str, Tensor] = {}
-    size = total = 0
-
-    def temporary(number: int) -> Path:
-        return directory / f"{number}.partial"
+    shards: list[list[str]] = []  # the names of the tensors in each
+    files: list[Path] = []
 
     def flush() -> None:
-        save_file(pending, temporary(len(shards)), metadata={"format": "pt"})
+        file = directory / f"{len(files)}.partial"
+        save_file(pending, file, metadata={"format": "pt"})
+        files.append(file)
         shards.append(list(pending))
         pending.clear()
 
+    pending: dict[str, Tensor] = {}
+    size = 0  # of the pending tensors
+    total = 0
     for name, tensor in tensors:
         if pending and size + tensor.nbytes > shard_bytes:
             flush()
@@ -134,12 +135,12 @@ def write_shards(tensors: Iterable[tuple[str, "Tensor"]], directory: Path, shard
         size += tensor.nbytes
         total += tensor.nbytes
     flush()
-    if len(shards) == 1:
-        temporary(0).rename(directory / SINGLE)
+    if len(files) == 1:
+        files[0].rename(directory / SINGLE)
         return
-    names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-    for number, file_name in enumerate(names):
-        temporary(number).rename(directory / file_name)
+    names = [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
+    for file, file_name in zip(files, names, strict=True):
+        file.rename(directory / file_name)
     weight_map = {name: file_name for file_name, shard in zip(names, shards, strict=True) for name in shard}
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
@@ -166,12 +167,12 @@ def _own_layout(config: Config) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor that a checkpoint with this configuration has."""
     from gesso.checkpoint.quantize.formats import format_of
 
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in parameters(config).items():
         format = None if config.quantization is None else format_of(name, shape, config.quantization)
         stored = {} if format is None else format.stored(name, shape)
-        found |= {key: size for key, (size, _) in stored.items()} or {name: shape}
-    return found
+        shapes |= {key: size for key, (size, _) in stored.items()} or {name: shape}
+    return shapes
 
 
 def _vision_tensors(model: "DiffusionGemma", source: Path | None) -> Iterator[tuple[str, "Tensor"]]:

@@ -64,8 +64,14 @@ class Budget:
         on_cpu: bool = False,
         vision: int = 0,
     ) -> None:
-        self.config, self.size, self.value_bytes, self.prefill, self.host = config, size, value_bytes, prefill, host
-        self.sizes, self.on_cpu, self.vision = sizes, on_cpu, vision
+        self.config = config
+        self.size = size
+        self.value_bytes = value_bytes
+        self.prefill = prefill
+        self.host = host
+        self.sizes = sizes
+        self.on_cpu = on_cpu
+        self.vision = vision
 
     def weights(self, quantize: str, streamed: Sequence[int] = ()) -> int:
         """Return the bytes of the weights on the device, with the slots that streamed layers share."""
@@ -154,7 +160,8 @@ class Budget:
         """Return the fewest layers that have to stream, or none if that is impossible or not enough."""
         if not self.host or not self.config.tie_word_embeddings:
             return ()
-        free, total = self.size - self.workspace(batch) - batch * self.sequence(context), len(self.config.layers)
+        free = self.size - self.workspace(batch) - batch * self.sequence(context)
+        total = len(self.config.layers)
         choices = (spread(count, total) for count in range(SLOTS + 1, total + 1))  # fewer save no memory
         return next((layers for layers in choices if self.weights(quantize, layers) <= free), ())
 
@@ -165,14 +172,14 @@ class Budget:
         If neither fits and the texts may be shorter, the same for texts of at least a canvas.
         """
         narrowest = allowed[-1]
-        if found := self.widest(allowed, context, batch, shorter=False):
-            return Placement(found)
-        if placed := self.stream(narrowest, context, batch):
-            return placed
+        if precision := self.widest(allowed, context, batch, shorter=False):
+            return Placement(precision)
+        if streaming := self.stream(narrowest, context, batch):
+            return streaming
         if not shorter:
             return None
-        if found := self.widest(allowed, context, batch, shorter=True):
-            return Placement(found)
+        if precision := self.widest(allowed, context, batch, shorter=True):
+            return Placement(precision)
         return self.stream(narrowest, self.config.canvas_length, batch)
 
     def needed(self, placement: Placement, context: int, batch: int, memory: float | str) -> str:

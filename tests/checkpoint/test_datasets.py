@@ -2,7 +2,7 @@
 
 import pytest
 
-from gesso.checkpoint.cache import Entry
+from gesso.checkpoint.cache import ManifestEntry
 from gesso.checkpoint.datasets import DatasetName, choose, find_dataset
 from gesso.errors import CheckpointError, InputError
 from gesso.train.files import SUFFIXES, lines
@@ -21,7 +21,7 @@ FILES = {
 def chosen(name, *files):
     parsed = DatasetName.parse(name)
     assert parsed is not None
-    return choose(parsed, dict.fromkeys(files, Entry(1, "0" * 40)), SUFFIXES)
+    return choose(parsed, dict.fromkeys(files, ManifestEntry(1, "0" * 40)), SUFFIXES)
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,17 @@ from pathlib import Path
 
 from gesso.checkpoint.gguf.choose import mixture
 from gesso.checkpoint.gguf.write import check_target, write
-from gesso.checkpoint.quantize.convert import Report, open_unquantized, stored_tensors
+from gesso.checkpoint.quantize.convert import ConversionReport, open_unquantized, stored_tensors
 
 
-def quantize(source: str | Path, target: Path, to: str) -> Report:
+def quantize(source: str | Path, target: Path, to: str) -> ConversionReport:
     """Write the text model with the types that llama.cpp gives this name."""
     mixture(to)
     target = target.expanduser()
     check_target(target)
     opened = open_unquantized(source)
     errors = write(target, opened.config, opened.directory, stored_tensors(opened, f"quantizing to {to}"), to)
-    return Report(
+    return ConversionReport(
         format=to,
         source=str(opened.path),
         directory=str(target),

@@ -21,7 +21,10 @@ from gesso.errors import CheckpointError
 from gesso.files import check_regular
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
-STRING, ARRAY, BOOL = 8, 9, 7  # numbers of value types
+# Numbers of value types.
+BOOL = 7
+STRING = 8
+ARRAY = 9
 SCALARS: Mapping[int, np.dtype[Any]] = {
     number: np.dtype(name)
     for number, name in (
@@ -39,7 +42,7 @@ PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 @dataclass(frozen=True)
-class File:
+class GgufFile:
     """A GGUF file, or all parts of one. In the metadata, arrays of numbers are numpy arrays, those of strings lists."""
 
     path: Path
@@ -47,16 +50,16 @@ class File:
     tensors: Mapping[str, Stored]
 
 
-def read(path: Path) -> File:
+def read(path: Path) -> GgufFile:
     """Parse a file. If it is a part of several (`-00001-of-00003.gguf`), parse all of them."""
-    one = _read(path)
-    count = one.metadata.get("split.count", 1)
+    file = _read(path)
+    count = file.metadata.get("split.count", 1)
     if not is_integer(count) or not 0 <= count <= 99_999:
         raise CheckpointError(f"{path}: split.count must be a number of files, got {shown(count)}")
-    return one if count < 2 else _join(path, count)
+    return file if count < 2 else _join(path, count)
 
 
-def _join(path: Path, count: int) -> File:
+def _join(path: Path, count: int) -> GgufFile:
     named = PART.fullmatch(path.name)
     if named is None or int(named[3]) != count:
         raise CheckpointError(
@@ -65,19 +68,21 @@ def _join(path: Path, count: int) -> File:
         )
     paths = [path.with_name(f"{named[1]}-{i + 1:05}-of-{count:05}.gguf") for i in range(count)]
     if missing := [part.name for part in paths if not part.exists()]:
-        raise CheckpointError(f"{missing[0]} is missing beside {path}, one of {count} parts; download it too")
+        raise CheckpointError(
+            f"{missing[0]} is missing: {path} is one of {count} parts; download all of them into one directory"
+        )
     parts = [_read(part) for part in paths]
     tensors: dict[str, Stored] = {}
     for i, part in enumerate(parts):
         if part.metadata.get("split.count") != count or part.metadata.get("split.no") != i:
             raise CheckpointError(f"{part.path} is not part {i + 1} of {count}; download the parts again")
         if twice := tensors.keys() & part.tensors.keys():
-            raise CheckpointError(f"{part.path}: tensor {min(twice)} is in an earlier part, too; download it again")
+            raise CheckpointError(f"{part.path}: tensor {min(twice)} is also in an earlier part; download it again")
         tensors |= part.tensors
-    return File(paths[0], parts[0].metadata, tensors)
+    return GgufFile(path=paths[0], metadata=parts[0].metadata, tensors=tensors)
 
 
-def _read(path: Path) -> File:
+def _read(path: Path) -> GgufFile:
     try:
         check_regular(path)
         with path.open("rb") as stream:
@@ -90,7 +95,10 @@ class _Header:
     """The bytes of a header in order, with errors that name the file. It never reads past the end."""
 
     def __init__(self, path: Path, stream: BinaryIO, size: int) -> None:
-        self.path, self.stream, self.size, self.position = path, stream, size, 0
+        self.path = path
+        self.stream = stream
+        self.size = size
+        self.position = 0
 
     def error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {problem}; download it again")
@@ -133,7 +141,7 @@ class _Header:
             raise self.error(f"{what} is not UTF-8 text: {shown(data)}") from None
 
 
-def _parse(header: _Header) -> File:
+def _parse(header: _Header) -> GgufFile:
     magic = header.bytes(4, "the magic number")
     if magic != MAGIC:
         raise CheckpointError(f"{header.path} is not a GGUF file: it starts with {magic!r}, expected {MAGIC!r}")
@@ -149,7 +157,8 @@ def _parse(header: _Header) -> File:
             raise header.error(f"metadata key {shown(key)} appears twice")
         metadata[key] = _value(header, f"metadata key {shown(key)}")
     entries = [_entry(header) for _ in range(tensor_count)]
-    return File(header.path, metadata, _placed(header, entries, _alignment(header, metadata)))
+    tensors = _placed(header, entries, _alignment(header, metadata))
+    return GgufFile(path=header.path, metadata=metadata, tensors=tensors)
 
 
 def _value(header: _Header, what: str) -> Any:
@@ -211,7 +220,8 @@ def _entry(header: _Header) -> _Entry:
     if not 1 <= dimensions <= 4:
         raise header.error(f"{what} has {dimensions} dimensions, expected 1 to 4")
     shape = tuple(reversed([header.number("Q", what) for _ in range(dimensions)]))
-    number, offset = header.number("I", what), header.number("Q", what)
+    number = header.number("I", what)
+    offset = header.number("Q", what)
     if number not in BY_NUMBER:
         raise CheckpointError(
             f"{header.path}: {what} has type {OTHERS.get(number, number)}, which gesso does not read; "
@@ -226,10 +236,12 @@ def _entry(header: _Header) -> _Entry:
 def _placed(header: _Header, entries: list[_Entry], alignment: int) -> dict[str, Stored]:
     """Return the tensors by name, after checking that each has its own aligned place in the file."""
     start = -(-header.position // alignment) * alignment
-    end, before = start, ""
+    end = start
+    before = ""
     tensors: dict[str, Stored] = {}
     for entry in sorted(entries, key=lambda entry: entry.offset):
-        what, offset = f"tensor {shown(entry.name)}", start + entry.offset
+        what = f"tensor {shown(entry.name)}"
+        offset = start + entry.offset
         if entry.name in tensors:
             raise header.error(f"{what} appears twice")
         if entry.offset % alignment:
@@ -241,6 +253,14 @@ def _placed(header: _Header, entries: list[_Entry], alignment: int) -> dict[str,
             )
         if offset < end:
             raise header.error(f"{what} overlaps with tensor {shown(before)}")
-        end, before = offset + entry.nbytes, entry.name
-        tensors[entry.name] = Stored(entry.name, header.path, offset, entry.nbytes, entry.type.name, entry.shape)
+        end = offset + entry.nbytes
+        before = entry.name
+        tensors[entry.name] = Stored(
+            name=entry.name,
+            file=header.path,
+            offset=offset,
+            nbytes=entry.nbytes,
+            dtype=entry.type.name,
+            shape=entry.shape,
+        )
     return {entry.name: tensors[entry.name] for entry in entries}

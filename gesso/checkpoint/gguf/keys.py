@@ -21,8 +21,14 @@ from gesso.errors import CheckpointError, InputError
 from gesso.files import parse_json, read_json, read_text
 from gesso.model.config import Config, LayerShape
 
-U32, I32, F32 = 4, 5, 6  # numbers of value types
-NORMAL, UNUSED, BYTE = 1, 5, 6  # types of tokens
+# Numbers of value types.
+U32 = 4
+I32 = 5
+F32 = 6
+# Types of tokens.
+NORMAL = 1
+UNUSED = 5
+BYTE = 6
 SCORE = -1000.0  # of every token: the converter's placeholder
 
 
@@ -134,13 +140,13 @@ def _settings(directory: Path) -> dict[str, bytes]:
     path = directory / "generation_config.json"
     given = read_json(path) if path.exists() else {}
     given = {**given, **mapping(given.get("sampler_config"), f"{path}: sampler_config")}
-    found = {}
+    entries = {}
     for field, name in SETTINGS.items():
         if given.get(field) is not None:
             is_count = field in ("max_denoising_steps", "stability_threshold")
             value = (integer if is_count else number)(given[field], f"{path}: {field}", 0, 1e6)
-            found[f"diffusion.eb_{name}"] = integer_value(int(value)) if is_count else _f32(value)
-    return found
+            entries[f"diffusion.eb_{name}"] = integer_value(int(value)) if is_count else _f32(value)
+    return entries
 
 
 def _tokenizer(config: Config, directory: Path) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gesso.checkpoint.gguf.file import File
+from gesso.checkpoint.gguf.file import GgufFile
 from gesso.checkpoint.gguf.names import ARCHITECTURE, ROPE_FREQUENCIES
 from gesso.checkpoint.stored import Stored
 from gesso.checks import integer, is_integer, number, shown
@@ -34,16 +34,16 @@ SETTINGS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def check_architecture(file: File) -> None:
-    found = file.metadata.get("general.architecture")
-    if found != ARCHITECTURE:
+def check_architecture(file: GgufFile) -> None:
+    architecture = file.metadata.get("general.architecture")
+    if architecture != ARCHITECTURE:
         raise CheckpointError(
-            f"{file.path}: general.architecture is {shown(found)}, but gesso runs only {ARCHITECTURE!r}; "
+            f"{file.path}: general.architecture is {shown(architecture)}, but gesso runs only {ARCHITECTURE!r}; "
             "give a DiffusionGemma file"
         )
 
 
-def config(file: File, tokens: Mapping[int, str]) -> dict[str, Any]:
+def config(file: GgufFile, tokens: Mapping[int, str]) -> dict[str, Any]:
     """Return the content of config.json. `tokens` are names of tokens by their number."""
     check_architecture(file)
     keys = _Keys(file)
@@ -97,25 +97,24 @@ def config(file: File, tokens: Mapping[int, str]) -> dict[str, Any]:
     }
 
 
-def generation_config(file: File, tokens: Mapping[int, str]) -> dict[str, Any]:
+def generation_config(file: GgufFile, tokens: Mapping[int, str]) -> dict[str, Any]:
     """Return the content of generation_config.json: the end tokens, and the settings that the file has."""
     end = _end_tokens(_token_ids(file)["eos_token_id"], tokens, (END_OF_TURN, TOOL_RESPONSE))
-    settings = {
-        field: number(file.metadata[key], f"{file.path}: {key}", 0, 1e6)  # `GenerationDefaults` knows the bounds
-        for field, name in SETTINGS.items()
-        if (key := f"diffusion.eb_{name}") in file.metadata
-    }
-    found: dict[str, Any] = {"eos_token_id": end, **settings}
-    if "entropy_bound" in found:
-        sampler = {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": found.pop("entropy_bound")}
-        found["sampler_config"] = sampler
-    return found
+    fields: dict[str, Any] = {"eos_token_id": end}
+    for field, name in SETTINGS.items():
+        key = f"diffusion.eb_{name}"
+        if key in file.metadata:  # `GenerationDefaults` checks the narrower bounds
+            fields[field] = number(file.metadata[key], f"{file.path}: {key}", 0, 1e6)
+    if "entropy_bound" in fields:
+        sampler = {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": fields.pop("entropy_bound")}
+        fields["sampler_config"] = sampler
+    return fields
 
 
 class _Keys:
     """Metadata of the model, whose keys start with the name of the architecture, with errors that name the key."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: GgufFile) -> None:
         self.file = file
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -161,7 +160,9 @@ def _kv_heads(keys: _Keys, sliding: list[bool], dims: Mapping[str, int]) -> dict
     """Return the key/value heads of both kinds of layers, or of each layer if those of one kind differ."""
     key = "attention.head_count_kv"
     given = keys.get(key)
-    counts = [given] * len(sliding) if is_integer(given) else given.tolist() if isinstance(given, np.ndarray) else []
+    counts = given.tolist() if isinstance(given, np.ndarray) else []
+    if is_integer(given):
+        counts = [given] * len(sliding)
     if len(counts) != len(sliding) or not all(is_integer(count) for count in counts):
         raise CheckpointError(f"{keys.named(key)} must be one number, or one per layer, got {shown(given)}")
     kinds = {
@@ -179,7 +180,7 @@ def _kv_heads(keys: _Keys, sliding: list[bool], dims: Mapping[str, int]) -> dict
     }
 
 
-def _rotated(file: File, head_dim: int) -> float:
+def _rotated(file: GgufFile, head_dim: int) -> float:
     """Return the fraction of pairs that rotate in global layers."""
     stored = _tensor(file, ROPE_FREQUENCIES)
     what = f"{file.path}: tensor {ROPE_FREQUENCIES}"
@@ -190,19 +191,20 @@ def _rotated(file: File, head_dim: int) -> float:
     with stored.file.open("rb") as stream:
         stream.seek(stored.offset)
         factors = np.frombuffer(stream.read(stored.nbytes), "<f4")
-    rotated, expected = int((factors == 1).sum()), np.array([1, STILL], np.float32)
+    rotated = int((factors == 1).sum())
+    expected = np.array([1, STILL], np.float32)
     if not rotated or not np.array_equal(factors, np.repeat(expected, [rotated, len(factors) - rotated])):
         raise CheckpointError(f"{what} must be ones, then 1e30; scaled rotary embeddings are not supported")
     return rotated / len(factors)
 
 
-def _tensor(file: File, name: str) -> Stored:
+def _tensor(file: GgufFile, name: str) -> Stored:
     if name not in file.tensors:
         raise CheckpointError(f"{file.path}: tensor {name} is missing; convert the checkpoint again")
     return file.tensors[name]
 
 
-def _token_ids(file: File) -> dict[str, int]:
+def _token_ids(file: GgufFile) -> dict[str, int]:
     last = SIZES["vocab_size"][1]
     return {
         f"{role}_token_id": integer(file.metadata.get(key, default), f"{file.path}: {key}", 0, last)

@@ -52,10 +52,12 @@ def names(parameter: str) -> tuple[str, ...]:
 
     Early files lack the scalars of the encoder, which equal those of the decoder.
     """
-    if found := re.fullmatch(r"model\.encoder\.language_model\.layers\.(\d+)\.layer_scalar", parameter):
-        return f"blk.{found[1]}.enc_layer_output_scale.weight", f"blk.{found[1]}.layer_output_scale.weight"
-    if found := re.fullmatch(r"model\.decoder\.layers\.(\d+)\.(.+)", parameter):
-        return (f"blk.{found[1]}.{_LAYER[found[2]]}",)
+    if scalar := re.fullmatch(r"model\.encoder\.language_model\.layers\.(\d+)\.layer_scalar", parameter):
+        layer = scalar[1]
+        return f"blk.{layer}.enc_layer_output_scale.weight", f"blk.{layer}.layer_output_scale.weight"
+    if weight := re.fullmatch(r"model\.decoder\.layers\.(\d+)\.(.+)", parameter):
+        layer, leaf = weight.groups()
+        return (f"blk.{layer}.{_LAYER[leaf]}",)
     return _TOP[parameter.removeprefix("model.decoder.")]
 
 

@@ -142,7 +142,9 @@ def _affine(x: Tensor) -> tuple[Tensor, Tensor]:
     best = least = torch.empty(0)
     for spread in SPREADS:
         code = ((x - low) * (spread / span)).round().clamp_(0, 15)
-        sum_n, sum_nn, sum_xn = code.sum(-1), code.square().sum(-1), (x * code).sum(-1)
+        sum_n = code.sum(-1)
+        sum_nn = code.square().sum(-1)
+        sum_xn = (x * code).sum(-1)
         spread_n = count * sum_nn - sum_n.square()
         scale = (count * sum_xn - sum_x * sum_n) / spread_n.clamp(min=1)
         minimum = (sum_n * scale - sum_x) / count
@@ -150,8 +152,8 @@ def _affine(x: Tensor) -> tuple[Tensor, Tensor]:
         scale = torch.where(minimum < 0, through_zero, scale).clamp_(min=0)
         minimum = minimum.clamp_(min=0)
         error = (scale[..., None] * code - minimum[..., None] - x).square_().sum(-1)
-        found = torch.stack((scale, minimum))
-        best = found if not best.numel() else torch.where(error < least, found, best)
+        fit = torch.stack((scale, minimum))
+        best = fit if not best.numel() else torch.where(error < least, fit, best)
         least = error if not least.numel() else torch.minimum(error, least)
     return best[0], best[1]
 

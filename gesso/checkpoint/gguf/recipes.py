@@ -26,12 +26,12 @@ from gesso.model.config import Config
 
 def recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
     """Return a recipe for each parameter whose tensors are in the file; the inventory reports the others."""
-    found = {name: _recipe(name, shape, inventory) for name, shape in parameters(config).items()}
+    by_parameter = {name: _recipe(name, shape, inventory) for name, shape in parameters(config).items()}
     # `metadata` has read the values of this tensor. Scales of activations are not used: activations stay floats.
     dim = next(layer.head_dim for layer in config.layers if not layer.sliding)
     inventory.take(ROPE_FREQUENCIES, (dim // 2,), ("F32",))
     inventory.ignore(name for name in inventory.stored if name.endswith(".input_scale"))
-    return {name: recipe for name, recipe in found.items() if recipe is not None}
+    return {name: recipe for name, recipe in by_parameter.items() if recipe is not None}
 
 
 def _recipe(parameter: str, shape: tuple[int, ...], inventory: Inventory) -> Recipe | None:
@@ -43,8 +43,8 @@ def _recipe(parameter: str, shape: tuple[int, ...], inventory: Inventory) -> Rec
             return None
         return Recipe(parts=(part,), build=_only, shape=shape, format=part.dtype, native=part.dtype)
     if parameter.endswith("gate_up_proj") and name not in inventory:
-        each = (shape[0], shape[1] // 2, shape[2])
-        return _matrix(parameter, shape, {half: each for half in halves(name)}, inventory)
+        half_shape = (shape[0], shape[1] // 2, shape[2])
+        return _matrix(parameter, shape, {half: half_shape for half in halves(name)}, inventory)
     return _matrix(parameter, shape, {name: shape}, inventory)
 
 
@@ -56,24 +56,24 @@ def _matrix(
     parameter: str, shape: tuple[int, ...], weights: Mapping[str, Sequence[int]], inventory: Inventory
 ) -> Recipe | None:
     """Return the recipe of a matrix, or of experts, whose rows are those of one or two stored tensors."""
-    found = inventory.take_all({name: (each, (*FLOATS, *BLOCKS)) for name, each in weights.items()})
+    matrices = inventory.take_all({name: (matrix_shape, (*FLOATS, *BLOCKS)) for name, matrix_shape in weights.items()})
     # The scale of the experts' second matrices is a parameter by itself.
     scales = [] if parameter.endswith("experts.down_proj") else [scale(name) for name in weights]
     wanted = scales if any(name in inventory for name in scales) else []
     length = shape[0] if is_expert(parameter) else 1
     factors = inventory.take_all({name: ((length,), ("F32",)) for name in wanted})
-    if found is None or factors is None:
+    if matrices is None or factors is None:
         return None
-    types = tuple(part.dtype for part in found)
+    types = tuple(matrix.dtype for matrix in matrices)
     format = types[0] if len(set(types)) == 1 else "+".join(types)
-    parts = (*found, *factors)
+    parts = (*matrices, *factors)
     if set(types) <= set(FLOATS):
-        build = partial(_floats, count=len(found)) if len(parts) > 1 else _only
+        build = partial(_floats, count=len(matrices)) if len(parts) > 1 else _only
         return Recipe(parts=parts, build=build, shape=shape, format=format, native=format)
     fits = is_expert(parameter) and format in NATIVE and (not factors or format == "NVFP4")
     return Recipe(
         parts=parts,
-        build=partial(_packed, found=found, format=format, shape=shape),
+        build=partial(_packed, matrices=matrices, format=format, shape=shape),
         shape=shape,
         format=format,
         native=NATIVE[format] if fits else "fp8",
@@ -90,21 +90,21 @@ def _floats(parts: Sequence[Tensor], count: int) -> Tensor:
     )
 
 
-def _packed(parts: Sequence[Tensor], found: Sequence[Stored], format: str, shape: tuple[int, ...]) -> Weight:
+def _packed(parts: Sequence[Tensor], matrices: Sequence[Stored], format: str, shape: tuple[int, ...]) -> Weight:
     """Return the stored bytes as one tensor [.., O, B], or two if gate and up have different types."""
     raw = [
         part.view(torch.uint8).reshape(*stored.shape[:-1], -1)
-        for part, stored in zip(parts, found, strict=False)  # scales follow
+        for part, stored in zip(parts, matrices, strict=False)  # scales follow
     ]
-    for part, stored in zip(raw, found, strict=True):
+    for part, stored in zip(raw, matrices, strict=True):
         if not blocks.is_finite(stored.dtype, part):
             raise CheckpointError(f"tensor {stored.name} contains NaN or infinite values; {stored.file} is damaged")
-    types = tuple(stored.dtype for stored in found)
+    types = tuple(stored.dtype for stored in matrices)
     if len(set(types)) > 1:
         tensors = dict(zip(("gate_blocks", "up_blocks"), raw, strict=True))
     else:
         tensors = {"blocks": torch.cat(raw, -2) if len(raw) > 1 else raw[0]}
-    if factors := parts[len(found) :]:
+    if factors := parts[len(matrices) :]:
         columns = [_column(factor, one) for factor, one in zip(factors, raw, strict=True)]
         tensors["scale"] = torch.cat(columns, -2)
     return Packed(format, shape, tensors, partial(_unpack, types=types))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gesso.checkpoint.gguf.file import File
+from gesso.checkpoint.gguf.file import GgufFile
 from gesso.checks import shown
 from gesso.errors import CheckpointError
 from gesso.files import parse_json
@@ -27,7 +27,7 @@ PRINTED = frozenset(
 SPACE = "▁"  # stands for a space in tokens
 
 
-def tokenizer_json(file: File) -> str:
+def tokenizer_json(file: GgufFile) -> str:
     """Return the content of tokenizer.json."""
     whole = file.metadata.get(WHOLE)
     if isinstance(whole, str):
@@ -55,7 +55,7 @@ def tokenizer_json(file: File) -> str:
     return json.dumps(_gemma(vocabulary, pairs, added), ensure_ascii=False)
 
 
-def _lacking(file: File, problem: str) -> CheckpointError:
+def _lacking(file: GgufFile, problem: str) -> CheckpointError:
     return CheckpointError(
         f"{file.path} does not have a tokenizer that gesso can use: {problem}; "
         f"put the tokenizer.json of the original checkpoint into {file.path.parent}"
@@ -108,20 +108,20 @@ def token_names(text: str, source: str) -> dict[int, str]:
     """Return the names of the tokens in a tokenizer.json by their number; those that are no names are left out."""
     try:
         data = parse_json(text)
-        vocabulary, added = data["model"]["vocab"], data.get("added_tokens") or []
-        found = {**{i: name for name, i in vocabulary.items()}, **{one["id"]: one["content"] for one in added}}
+        names = {i: name for name, i in data["model"]["vocab"].items()}
+        names |= {token["id"]: token["content"] for token in data.get("added_tokens") or []}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{source} cannot be read as a tokenizer: {shown(error)}; download it again") from None
-    return {i: name for i, name in found.items() if isinstance(i, int) and isinstance(name, str)}
+    return {i: name for i, name in names.items() if isinstance(i, int) and isinstance(name, str)}
 
 
-def tokenizer_config(file: File, tokens: Mapping[int, str]) -> dict[str, Any]:
+def tokenizer_config(file: GgufFile, tokens: Mapping[int, str]) -> dict[str, Any]:
     """Return the content of tokenizer_config.json: the tokens that have a role."""
     roles = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk", "mask": "mask"}
-    found = {role: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key, role in roles.items()}
-    return {f"{role}_token": tokens[i] for role, i in found.items() if isinstance(i, int) and i in tokens}
+    ids = {role: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key, role in roles.items()}
+    return {f"{role}_token": tokens[i] for role, i in ids.items() if isinstance(i, int) and i in tokens}
 
 
-def chat_template(file: File) -> str | None:
+def chat_template(file: GgufFile) -> str | None:
     template = file.metadata.get("tokenizer.chat_template")
     return template if isinstance(template, str) else None

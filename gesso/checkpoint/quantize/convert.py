@@ -33,7 +33,7 @@ SHARD_BYTES = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class ConversionReport:
     format: str
     source: str
     directory: str
@@ -42,7 +42,7 @@ class Report:
     errors: dict[str, float]  # by tensor: |w - packed w| / |w|, root mean squares
 
 
-def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SHARD_BYTES) -> Report:
+def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SHARD_BYTES) -> ConversionReport:
     check_known(to)
     opened = open_unquantized(source)
     directory, config = opened.directory, opened.config
@@ -51,7 +51,7 @@ def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SH
     with write.whole(target) as partial:
         write.write_companions(partial, config.quantized(to).raw, directory)
         write.write_shards(_packed(opened, to, errors), partial, shard_bytes)
-    return Report(
+    return ConversionReport(
         format=to,
         source=str(directory),
         directory=str(target),
@@ -128,7 +128,7 @@ _COLUMNS = (
 _HEADS = ("q", "k", "v", "o", "gate", "up", "down", "e.gate_up", "e.down")
 
 
-def render(report: Report, console: Console) -> None:
+def render(report: ConversionReport, console: Console) -> None:
     console.print(
         Text(f"Relative error of each matrix in {report.format}, percent of its root mean square (e.: experts)")
     )

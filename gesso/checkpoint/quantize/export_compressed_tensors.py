@@ -24,7 +24,13 @@ from gesso.checkpoint import write
 from gesso.checkpoint.linears import DECODER, ENCODER
 from gesso.checkpoint.parameters import is_vision, parameters
 from gesso.checkpoint.quantize import fp8
-from gesso.checkpoint.quantize.convert import SHARD_BYTES, Report, open_unquantized, relative_error, stored_tensors
+from gesso.checkpoint.quantize.convert import (
+    SHARD_BYTES,
+    ConversionReport,
+    open_unquantized,
+    relative_error,
+    stored_tensors,
+)
 from gesso.checkpoint.quantize.formats import FORMATS, Format, is_expert, stored_name
 from gesso.checkpoint.quantize.matrices import Tensors, each
 from gesso.checkpoint.quantize.packed import Packed
@@ -44,7 +50,7 @@ _PER_TOKEN: Mapping[str, Any] = MappingProxyType(
 )
 
 
-def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SHARD_BYTES) -> Report:
+def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SHARD_BYTES) -> ConversionReport:
     if to not in QUANTIZATIONS:
         raise InputError(
             f"unknown quantization {to!r} for compressed-tensors; known are {', '.join(QUANTIZATIONS)}. Embeddings and "
@@ -59,7 +65,7 @@ def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SH
     with write.whole(target) as partial:
         write.write_companions(partial, raw, opened.directory)
         write.write_shards(_tensors(opened, to, errors), partial, shard_bytes)
-    return Report(
+    return ConversionReport(
         format=to,
         source=str(opened.path),
         directory=str(target),

@@ -65,10 +65,10 @@ ON_CPU = ("int4", MIXED)  # quantizations that apply to all matrices when a CPU 
 
 
 def check_known(quantization: str, on_cpu: bool = False) -> None:
-    known = (*QUANTIZATIONS, *((MIXED,) if on_cpu else ()))
-    if quantization not in known:
+    names = (*QUANTIZATIONS, MIXED) if on_cpu else QUANTIZATIONS
+    if quantization not in names:
         raise InputError(
-            f"unknown quantization {quantization!r}; known are {', '.join(known)}"
+            f"unknown quantization {quantization!r}; known are {', '.join(names)}"
             + (f"; {MIXED} is for loading on a CPU" if quantization == MIXED else "")
         )
 

@@ -39,7 +39,10 @@ class Packed(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.format, self.shape, self.unpack, self.dtype = format, shape, unpack, dtype
+        self.format = format
+        self.shape = shape
+        self.unpack = unpack
+        self.dtype = dtype
         for key, tensor in tensors.items():
             self.register_buffer(key, tensor)
 
@@ -60,7 +63,7 @@ class Packed(nn.Module):
     def unbind(self) -> "list[Packed]":
         """Return the matrices of all experts: in every format, each tensor has the experts as its first dimension."""
         columns = zip(*(tensor.unbind() for tensor in self.tensors.values()), strict=True)
-        return [self._with(self.shape[1:], one) for one in columns]
+        return [self._with(self.shape[1:], tensors) for tensors in columns]
 
     def split(self, rows: int) -> "list[Packed]":
         """Return blocks of rows; for formats with a scale for each row, or for each group of a row."""

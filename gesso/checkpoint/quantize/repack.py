@@ -2,7 +2,7 @@
 
 The kernels run experts in bfloat16, fp8, int4, uint4 and nvfp4, and all other matrices in bfloat16 and fp8. Readers
 choose the target that represents the source exactly, or else the nearest one. Experts are converted one by one, so that
-little memory is needed beside the result.
+little memory is needed in addition to the result.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ def to_fp8(packed: Packed) -> Packed:
     """
     format = FORMATS["fp8"]
     if len(packed.shape) == 2:
-        each = [format.pack(rows.dense(torch.float32)) for rows in packed.split(matrices.ROWS)]
-        tensors = {key: torch.cat([one[key] for one in each]) for key in each[0]}
+        blocks = [format.pack(rows.dense(torch.float32)) for rows in packed.split(matrices.ROWS)]
+        tensors = {key: torch.cat([block[key] for block in blocks]) for key in blocks[0]}
     else:
-        each = [format.pack(expert.dense(torch.float32)) for expert in packed.unbind()]
-        tensors = {key: torch.stack([one[key] for one in each]) for key in each[0]}
+        experts = [format.pack(expert.dense(torch.float32)) for expert in packed.unbind()]
+        tensors = {key: torch.stack([expert[key] for expert in experts]) for key in experts[0]}
     return repacked("fp8", packed, tensors)
 
 
