@@ -14,7 +14,7 @@ from gesso.backends.cuda.packed import Expected, Packing
 from gesso.backends.cuda.slots import takes_step
 from gesso.engine.events import Done, Draft, Failed
 from gesso.engine.request import Score
-from gesso.settings import BY_TOKEN, Diffusion, choose
+from gesso.settings import BY_TOKEN, SETTINGS, Diffusion, choose
 
 CANVAS = 8
 FAMILY = (
@@ -100,6 +100,44 @@ def test_requests_that_join_and_leave_capture_nothing_and_keep_their_texts(serve
     expected = outcomes(plain, requests[0], lambda step: len(mixture))
     differing = [options for options, *pair in zip(mixture, found, expected, strict=True) if pair[0] != pair[1]]
     assert not differing
+
+
+# For each setting a change, and the other settings under which it makes a difference to this model.
+CERTAIN = {"confidence": 10.0, "stability": 0}  # every canvas converges after one step
+CHANGES = {
+    "write": ({"write": "tokens", **BY_TOKEN["tokens"]}, {}),
+    "steps": ({"steps": 2}, {"stopping": "fixed"}),
+    "entropy_bound": ({"entropy_bound": 8.0}, {}),
+    "t_max": ({"t_max": 9.0}, {}),
+    "t_min": ({"t_min": 0.8}, {}),
+    "stability": ({"stability": 2}, CERTAIN),
+    "confidence": ({"confidence": 10.0}, {"stability": 0}),
+    "greed": ({"greed": 1.0}, {"t_max": 9.0, "t_min": 9.0}),
+    "top_k": ({"top_k": 1}, {"t_max": 9.0, "t_min": 9.0}),
+    "top_p": ({"top_p": 0.01}, {"t_max": 9.0, "t_min": 9.0}),
+    "min_p": ({"min_p": 1.0}, {"t_max": 9.0, "t_min": 9.0}),
+    "sampler": ({"sampler": rules.ConfidenceThreshold()}, {}),
+    "stopping": ({"stopping": "fixed"}, CERTAIN),
+    "canvas_length": ({"canvas_length": 4}, {}),
+    # A pinned end of text: nothing is left to judge.
+    "eos_settles": ({"eos_settles": True}, {"pins": {0: 200, 1: 1}, "stability": 0}),
+    "settle": ({"settle": 1}, {"settle": 0, "confidence": 10.0, "stopping": "fixed"}),
+}
+
+
+def test_every_setting_takes_effect_in_packed_passes(served):
+    """The other request of the batch keeps the usual value. A setting that the slots ignore fails here."""
+
+    def found(g, setting, changed):
+        change, others = CHANGES[setting]
+        shared = {"max_new_tokens": CANVAS, **others}
+        return outcomes(g, [made(g, shared | (change if changed else {}), 1, "one two"), made(g, shared, 2, "one two")])
+
+    plain, graphed = served
+    expected = {setting: found(plain, setting, changed=True) for setting in SETTINGS}
+    idle = [setting for setting in SETTINGS if found(plain, setting, changed=False)[0] == expected[setting][0]]
+    assert idle == [], "these changes should change the outcome"
+    assert [setting for setting in SETTINGS if found(graphed, setting, changed=True) != expected[setting]] == []
 
 
 def test_packed_passes_take_the_steps_of_canvases_only():
