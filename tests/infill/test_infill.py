@@ -305,7 +305,7 @@ def test_stop_string_ends_a_pinned_middle_but_is_ignored_after_it(tiny, healing)
         ({"lengths": [0]}, "from 1 to 23"),
         ({"suffix": "", "lengths": [3]}, "pinned suffix"),
         ({"context": 0}, "context must be"),
-        ({"canvas_length": 1}, "no room"),
+        ({"canvas_length": 1}, "too short for a hole"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"pins": {0: 5}}, "pins is an option of generate only"),
         ({"resume": None}, "resume is an option of generate only"),

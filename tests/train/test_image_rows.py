@@ -109,7 +109,7 @@ def test_llava_rows_have_their_images_where_they_are_marked(tmp_path, tokenizer,
     assert prompt_of(example).tokens == prompt_of(same).tokens
     assert [row.reason for row in data.rejected] == [
         "images: a turn has 2 <image>, but only 1 images are left",
-        "images: 1 are left after every <image> of the user; write one for each image",
+        "images: 1 have no <image> in a turn of the user; write one <image> per image",
     ]
 
 
@@ -137,7 +137,7 @@ def test_a_model_without_a_tower_rejects_images(tmp_path, tokenizer):
     blind = make(tmp_path / "blind")
     assert RowImageReader.of(open_source(blind), Tokenizer.from_directory(blind)) is None
     (rejected,) = dataset(tmp_path, [asked("a.png")], tokenizer, None).rejected
-    assert "the model sees no images: its checkpoint has no vision tower" in rejected.reason
+    assert "this model does not accept images: its checkpoint has no vision tower" in rejected.reason
 
 
 def test_rows_that_differ_only_in_their_image_are_different_rows(tmp_path, tokenizer, reader):
