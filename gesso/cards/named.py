@@ -4,7 +4,7 @@ Rates are dense (without structured sparsity), with sums in float32. GeForce car
 their headline figures, workstation and data-centre cards at the full rate. `source` names the vendor's paper. "checked"
 means that an independent public listing gives the same figure; the papers themselves were not available. Memory as the
 driver reports it comes from public `nvidia-smi` logs, except for cards whose memory is "not checked". Processors and L2
-are those of the same papers; for the DGX Station they are those of a GB300 in a rack, not checked for the station.
+are as the vendors state them, and were not checked either; for the DGX Station they are those of a GB300 in a rack.
 
 A lane of PCIe 4.0 and 5.0 transfers 16 and 32 GT/s with 128b/130b encoding (PCI Express base specification). Copies get
 less: 55 of 63 GB/s with 16 lanes of PCIe 5.0, measured with pinned memory on an H200.
