@@ -70,7 +70,7 @@ class Rejected:
         return f"{self.source}:{self.line}: {self.reason}"
 
 
-class BatchSource(Protocol):
+class Source(Protocol):
     """A source of batches for training; see `Dataset.batches`."""
 
     def batches(

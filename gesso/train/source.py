@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from gesso.chat.tokenizer import Tokenizer
 from gesso.own_code import load_own
-from gesso.train.data import BatchSource
+from gesso.train.data import Source
 from gesso.train.recipe import DataSettings
 
-MakeSource = Callable[[DataSettings, Tokenizer, int], BatchSource]
+MakeSource = Callable[[DataSettings, Tokenizer, int], Source]
 
 
 def find_source(name: str) -> MakeSource:

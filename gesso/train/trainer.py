@@ -37,7 +37,7 @@ from gesso.model.transformer import DiffusionGemma
 from gesso.train import resuming, state
 from gesso.train.batch import Batch, collate, corrupt
 from gesso.train.compiling import announce_compilations
-from gesso.train.data import BatchSource, Dataset, Example
+from gesso.train.data import Dataset, Example, Source
 from gesso.train.held_out import HeldOut
 from gesso.train.inputs import fingerprints
 from gesso.train.metrics import MetricsLog, read_metrics
@@ -87,7 +87,7 @@ class Trainer:
         self,
         recipe: Recipe,
         model: DiffusionGemma,
-        data: BatchSource,
+        data: Source,
         source: Path,
         eos: int,
         score: Score | None = None,
