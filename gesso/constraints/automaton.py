@@ -26,7 +26,7 @@ from gesso.constraints.budget import (
     may_pause,
     pause_if_over,
 )
-from gesso.constraints.limits import CompileLimits
+from gesso.constraints.limits import Limits
 from gesso.constraints.term import FAR, NOTHING, Term
 from gesso.constraints.terms import ANYTHING
 from gesso.errors import InputError
@@ -48,7 +48,7 @@ class Automaton:
     Several threads may use one automaton: a caller prepares a request while the engine runs another.
     """
 
-    def __init__(self, term: Term, limits: CompileLimits = CompileLimits()) -> None:  # noqa: B008 (immutable)
+    def __init__(self, term: Term, limits: Limits = Limits()) -> None:  # noqa: B008 (immutable)
         self.limits = limits
         self._lock = RLock()
         self._seconds = 0.0  # of CPU time spent on rows

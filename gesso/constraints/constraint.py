@@ -14,7 +14,7 @@ from gesso.constraints.budget import at_most
 from gesso.constraints.free_calls import free_calls
 from gesso.constraints.grammar import grammar_term
 from gesso.constraints.guide import Guide
-from gesso.constraints.limits import CompileLimits
+from gesso.constraints.limits import Limits
 from gesso.constraints.regex import regex_term
 from gesso.constraints.schema.compile import CompiledConstraint, schema_term
 from gesso.constraints.schema.options import SchemaOptions
@@ -40,7 +40,7 @@ class Guides:
         tokenizer: Tokenizer,
         vocab_size: int,
         eos: frozenset[int],
-        limits: CompileLimits = CompileLimits(),  # noqa: B008
+        limits: Limits = Limits(),  # noqa: B008
     ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -190,7 +190,7 @@ class Guides:
         return Words.of(self.tokenizer, self.vocab_size, bytes_of_tags)
 
 
-def compiled(name: str, value: Any, limits: CompileLimits, options: SchemaOptions) -> CompiledConstraint:
+def compiled(name: str, value: Any, limits: Limits, options: SchemaOptions) -> CompiledConstraint:
     """Compile a constraint, given by its name in `NAMES`."""
     match name:
         case "choice":

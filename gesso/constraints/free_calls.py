@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gesso.constraints.charset import ANY, char_class
-from gesso.constraints.limits import CompileLimits
+from gesso.constraints.limits import Limits
 from gesso.constraints.schema.compile import CompiledConstraint
 from gesso.constraints.term import Term
 from gesso.constraints.terms import alt, literal, one_of, repeat, seq
@@ -16,7 +16,7 @@ from gesso.constraints.tools import MAX_CALLS, TAGS, calls_term, optional_calls_
 from gesso.errors import InputError
 
 
-def free_calls(functions: Sequence[Mapping[str, Any]], *, parallel: bool, limits: CompileLimits) -> CompiledConstraint:
+def free_calls(functions: Sequence[Mapping[str, Any]], *, parallel: bool, limits: Limits) -> CompiledConstraint:
     """Return any text, which calls of these functions may follow, with valid arguments where their schema allows."""
     supported: list[Mapping[str, Any]] = []
     unsupported: dict[str, str] = {}  # reason by name

@@ -15,7 +15,7 @@ import re
 from gesso.constraints.grammar_parser import Grammar, Node, Use
 from gesso.constraints.lark import LarkGrammar
 from gesso.constraints.left_recursion import leading, nullable_rules, uses, without_left_recursion
-from gesso.constraints.limits import CompileLimits
+from gesso.constraints.limits import Limits
 from gesso.constraints.settle import settle
 from gesso.constraints.syntax import Alternatives, Repetition, Sequence
 from gesso.constraints.term import FAR, Term
@@ -29,7 +29,7 @@ _EBNF = re.compile(r"^\s*[A-Za-z_][\w-]*\s*::=", re.MULTILINE)
 _LARK = re.compile(r"^\s*(?:%|[?!]*[A-Za-z_]\w*(?:\.-?\d+)?\s*:(?!:=))", re.MULTILINE)
 
 
-def grammar_term(text: str, *, limits: CompileLimits = CompileLimits()) -> Term:  # noqa: B008 (immutable)
+def grammar_term(text: str, *, limits: Limits = Limits()) -> Term:  # noqa: B008 (immutable)
     """Return the texts of a grammar."""
     if len(text) > limits.schema_bytes:
         raise InputError(

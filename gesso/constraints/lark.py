@@ -15,7 +15,7 @@ import re
 
 from gesso.constraints.charset import char_class
 from gesso.constraints.grammar_parser import Grammar, Node, Use
-from gesso.constraints.limits import CompileLimits
+from gesso.constraints.limits import Limits
 from gesso.constraints.regex import regex_term
 from gesso.constraints.syntax import Alternatives, Repetition, Sequence
 from gesso.constraints.term import Term
@@ -69,7 +69,7 @@ class LarkGrammar(Grammar):
     example = "start: ..."
     all_used = False  # a grammar often imports more than it uses
 
-    def __init__(self, text: str, limits: CompileLimits) -> None:
+    def __init__(self, text: str, limits: Limits) -> None:
         self.limits = limits
         self.ignored: list[Node] = []
         super().__init__(text)

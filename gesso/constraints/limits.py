@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompileLimits:
+class Limits:
     """Limits on compiling one constraint."""
 
     schema_bytes: int = 1_000_000  # of a JSON schema or a grammar, as text

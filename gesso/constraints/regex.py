@@ -15,7 +15,7 @@ from enum import Enum
 from itertools import groupby
 
 from gesso.constraints.charset import ANY, Ranges, char_class, chars
-from gesso.constraints.limits import CompileLimits
+from gesso.constraints.limits import Limits
 from gesso.constraints.regex_classes import ANY_CHAR, SHORTHANDS, Chars
 from gesso.constraints.regex_parser import Anchor, Assertion, Boundary, Leaf, Look, Node, RegexParser
 from gesso.constraints.syntax import Alternatives, Repetition, Sequence
@@ -48,7 +48,7 @@ def regex_term(
     write_char: WriteChar = char_class,
     *,
     flags: str = "",
-    limits: CompileLimits = CompileLimits(),  # noqa: B008 (immutable)
+    limits: Limits = Limits(),  # noqa: B008 (immutable)
 ) -> Term:
     """Return the texts that an expression matches as a whole. `flags` are among i, s and x."""
     parser = RegexParser(expression, "regular expression", limits, flags)
@@ -62,7 +62,7 @@ def pattern_term(
     any_char: Term,
     *,
     every: bool = True,
-    limits: CompileLimits = CompileLimits(),  # noqa: B008 (immutable)
+    limits: Limits = Limits(),  # noqa: B008 (immutable)
 ) -> Term:
     """Return the texts that contain a match of a pattern. `any_char` is one character of any text.
 

@@ -6,7 +6,7 @@ Where the dialects read an expression in different ways, it is rejected with the
 import re
 from dataclasses import dataclass
 
-from gesso.constraints.limits import CompileLimits
+from gesso.constraints.limits import Limits
 from gesso.constraints.regex_classes import (
     ANY_CHAR,
     DOT,
@@ -66,7 +66,7 @@ class RegexParser(Parser[Leaf]):
 
     max_nest = 100
 
-    def __init__(self, text: str, name: str, limits: CompileLimits, flags: str = "") -> None:
+    def __init__(self, text: str, name: str, limits: Limits, flags: str = "") -> None:
         """`name` is the kind of expression, for errors."""
         super().__init__(text)
         if len(text) > limits.regex_chars:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gesso.constraints.limits import CompileLimits
+from gesso.constraints.limits import Limits
 from gesso.constraints.schema.compile import CompiledConstraint, schema_term
 from gesso.constraints.schema.dialects import CALL, CALL_END, CALL_QUOTE, CALLS
 from gesso.constraints.term import Term
@@ -46,7 +46,7 @@ def _function_name(choice: Mapping[str, Any]) -> str:
     return str(function["name"])
 
 
-def calls_term(functions: Sequence[Mapping[str, Any]], *, parallel: bool, limits: CompileLimits) -> CompiledConstraint:
+def calls_term(functions: Sequence[Mapping[str, Any]], *, parallel: bool, limits: Limits) -> CompiledConstraint:
     """Return one call of these functions, or up to eight with `parallel`, with valid arguments."""
     calls = [_call(function, limits) for function in functions]
     any_call = seq(_mark("<|tool_call>"), alt(call.term for call in calls), _mark("<tool_call|>"))
@@ -58,7 +58,7 @@ def calls_term(functions: Sequence[Mapping[str, Any]], *, parallel: bool, limits
 
 
 def optional_calls_term(
-    functions: Sequence[Mapping[str, Any]], *, parallel: bool, limits: CompileLimits
+    functions: Sequence[Mapping[str, Any]], *, parallel: bool, limits: Limits
 ) -> CompiledConstraint:
     """Return any text, which calls of these functions with valid arguments may follow."""
     calls = calls_term(functions, parallel=parallel, limits=limits)
@@ -66,7 +66,7 @@ def optional_calls_term(
     return replace(calls, term=seq(text, optional(calls.term)))
 
 
-def _call(function: Mapping[str, Any], limits: CompileLimits) -> CompiledConstraint:
+def _call(function: Mapping[str, Any], limits: Limits) -> CompiledConstraint:
     name, parameters = function["name"], function.get("parameters") or {}
     if parameters.get("type", "object") != "object":
         raise InputError(f"the parameters of the tool {name!r} must be the schema of an object")

@@ -8,7 +8,7 @@ import pytest
 from gesso.constraints import budget
 from gesso.constraints.automaton import Automaton
 from gesso.constraints.budget import give_way_to_passes, going_first, holding
-from gesso.constraints.limits import CompileLimits
+from gesso.constraints.limits import Limits
 from gesso.constraints.regex import regex_term
 from gesso.engine.engine import Engine
 from tests.engine_requests import request, result
@@ -24,7 +24,7 @@ def rests(monkeypatch):
 
 
 def make_states():
-    return Automaton(regex_term("(a|b)*a(a|b){6}"), CompileLimits()).fill_all(1000)
+    return Automaton(regex_term("(a|b)*a(a|b){6}"), Limits()).fill_all(1000)
 
 
 def test_a_thread_beside_a_pass_rests_and_no_other_does(rests):

@@ -15,7 +15,7 @@ from examples.samplers.rules import Argmax
 from gesso.constraints.automaton import DEAD, START, Automaton
 from gesso.constraints.constraint import Guides
 from gesso.constraints.guide import Guide
-from gesso.constraints.limits import CompileLimits
+from gesso.constraints.limits import Limits
 from gesso.constraints.reach import Reach
 from gesso.constraints.regex import regex_term
 from gesso.constraints.words import Words
@@ -234,13 +234,13 @@ def test_regex_with_a_huge_automaton_has_few_states_on_the_way(regex):
 
 
 def test_constraint_that_reaches_too_many_states_is_rejected():
-    automaton = Automaton(regex_term("[a-z]{0,500}"), CompileLimits(states=100))
+    automaton = Automaton(regex_term("[a-z]{0,500}"), Limits(states=100))
     with pytest.raises(gesso.InputError, match=r"limits\.states"):
         automaton.walk(START, b"a" * 300)
 
 
 def test_constraint_whose_states_take_too_long_is_rejected():
-    automaton = Automaton(regex_term("[a-z]{0,500}"), CompileLimits(seconds=0, state_seconds=0))
+    automaton = Automaton(regex_term("[a-z]{0,500}"), Limits(seconds=0, state_seconds=0))
     with pytest.raises(gesso.InputError, match=r"limits\.state_seconds"):
         automaton.walk(START, b"a" * 300)
 

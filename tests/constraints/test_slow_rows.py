@@ -11,7 +11,7 @@ from benchmarks.schemas import guides
 from gesso.constraints import automaton, terms
 from gesso.constraints.automaton import START, Automaton
 from gesso.constraints.budget import LOCKED_SECONDS, Paused, TookTooLong, pausing
-from gesso.constraints.limits import CompileLimits
+from gesso.constraints.limits import Limits
 from gesso.constraints.regex import regex_term
 from gesso.constraints.stored import NODES, from_bytes, to_bytes
 from gesso.constraints.terms import alt, literal, seq
@@ -89,7 +89,7 @@ def test_a_row_of_the_thread_is_the_row_made_at_once(all_slow):
 
 
 def test_a_row_that_the_thread_refuses_is_refused_again_at_once(all_slow):
-    refused = Automaton(regex_term("[a-z]{4}x{3}"), CompileLimits(row_terms=0))
+    refused = Automaton(regex_term("[a-z]{4}x{3}"), Limits(row_terms=0))
     for attempts in (1, 1):
         with pytest.raises(InputError, match=r"limits\.terms"):
             filled(refused, START)

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from gesso.constraints.budget import at_most
-from gesso.constraints.limits import CompileLimits
+from gesso.constraints.limits import Limits
 from gesso.constraints.schema.arrays import array_term
 from gesso.constraints.schema.dialects import JSON, Dialect, ValueWriter
 from gesso.constraints.schema.facts import NUMBERS, TYPES, Facts, Subschema
@@ -40,7 +40,7 @@ class CompiledConstraint:
 def schema_term(
     schema: Mapping[str, Any] | bool,
     *,
-    limits: CompileLimits = CompileLimits(),  # noqa: B008 (immutable)
+    limits: Limits = Limits(),  # noqa: B008 (immutable)
     dialect: Dialect = JSON,
     options: SchemaOptions = SchemaOptions(),  # noqa: B008 (immutable)
 ) -> CompiledConstraint:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from gesso.constraints.budget import check_time
-from gesso.constraints.limits import CompileLimits
+from gesso.constraints.limits import Limits
 from gesso.constraints.schema.drafts import draft_warning
 from gesso.constraints.schema.facts import (
     Facts,
@@ -46,7 +46,7 @@ MAX_COMPARED = 48  # members of a oneOf that are compared with each other
 MAX_READ = 200_000  # subschemas
 
 
-def check_json(schema: Any, limits: CompileLimits) -> None:
+def check_json(schema: Any, limits: Limits) -> None:
     """Reject a schema that is too large, too deep or not JSON. Does not recurse, so any depth is safe."""
     waiting: list[tuple[Any, int]] = [(schema, 0)]
     size = 0
