@@ -44,7 +44,7 @@ def from_sharegpt(row: Mapping[str, Any]) -> dict[str, Any]:
             messages.append({"role": "assistant", "content": "", "tool_calls": calls})
         elif role == "tool":
             if not called:
-                raise InputError(f"{where}: a tool result without a preceding function_call")
+                raise InputError(f"{where}: a tool result without a function_call before it")
             messages.append({"role": "tool", "name": called.pop(0), "content": value})
         else:
             content = _with_images(value, images) if role == "user" and images else value

@@ -46,7 +46,7 @@ def test_a_task_gives_runs_a_recipe_a_model_and_the_next_commands(command, short
     Path("again.toml").write_text(text.replace('out = "whole"', 'out = "again"'))
     assert main(["distill", "again.toml"]) == 0 and losses("again") == before
     assert main([*command, "--out", "whole", "--seed", "1"]) == 2
-    assert "recorded otherwise (seed)" in capsys.readouterr().err
+    assert "recorded with different settings (seed)" in capsys.readouterr().err
 
 
 def test_rows_of_your_own_are_prompts_and_ordinary_rows(command, capsys):

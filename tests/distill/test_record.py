@@ -105,7 +105,7 @@ def test_an_interrupted_recording_continues_with_the_same_runs(g, recording, tmp
     assert shown == [(5, 6), (6, 6)], "only the missing runs were recorded"
     for name in names:
         assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    with pytest.raises(InputError, match=r"recorded otherwise \(model, options\)"):
+    with pytest.raises(InputError, match=r"recorded with different settings \(model, options\)"):
         record(g, Words(), tmp_path / "part", {"model": "another"}, {**OPTIONS, "steps": 6}, batch=2)
     assert read_index(recording)["accepted"] == 3
 
