@@ -26,10 +26,10 @@ def _cache() -> Path:
 
 def _key(path: Path) -> str:
     """Return a name that changes with the file, with files beside it that take precedence, and with VERSION."""
-    from gesso.checkpoint.gguf.companions import BESIDE
+    from gesso.checkpoint.gguf.companions import OVERRIDING
 
     # Files of the hub are links, and the files beside such a file are those beside the link.
-    files = [path.resolve(), *(path.absolute().with_name(name) for name in BESIDE)]
+    files = [path.resolve(), *(path.absolute().with_name(name) for name in OVERRIDING)]
     states = [(str(file), status.st_size, status.st_mtime_ns) for file in files if (status := _status(file))]
     return hashlib.sha256(repr((VERSION, states)).encode()).hexdigest()[:32]
 
