@@ -10,6 +10,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(".clients").absolute()
 SHARED = "checks.mjs"  # imported by every JavaScript client
+LIMIT = 900  # seconds per command that installs
+ERROR_PREFIXES = ("ERROR: ", "npm error ")  # of pip's and npm's lines that say what went wrong
+
+
+class NotInstalled(Exception):
+    """Packages that cannot be installed, with the reason in one line."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,10 @@ class Client:
         return ENVIRONMENTS / self.name
 
     def install(self) -> None:
-        """Install the client, unless that was done before."""
+        """Install the client, unless that was done before.
+
+        Raises NotInstalled if that fails.
+        """
         if (self.environment / "installed").exists():
             return
         print(f"installing {self.name}", file=sys.stderr)
@@ -42,8 +51,13 @@ class Client:
     def version(self, package: str) -> str:
         raise NotImplementedError
 
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the packages that the page shows."""
+        return [_bare(package) for package in self.packages[: self.shown]]
+
     def versions(self) -> list[str]:
-        return [f"{package} {self.version(package)}" for package in map(_bare, self.packages[: self.shown])]
+        return [f"{package} {self.version(package)}" for package in self.names]
 
 
 class PythonClient(Client):
@@ -52,8 +66,8 @@ class PythonClient(Client):
         return str(self.environment / "bin" / "python")
 
     def install_packages(self) -> None:
-        subprocess.run([sys.executable, "-m", "venv", self.environment], check=True)
-        subprocess.run([self.interpreter, "-m", "pip", "install", "--quiet", *self.packages], check=True)
+        _run([sys.executable, "-m", "venv", str(self.environment)])
+        _run([self.interpreter, "-m", "pip", "install", "--quiet", *self.packages])
 
     def command(self) -> list[str]:
         return [self.interpreter, str(HERE / f"{self.name}.py")]
@@ -67,7 +81,7 @@ class NodeClient(Client):
     def install_packages(self) -> None:
         (self.environment / "package.json").write_text('{"private": true, "type": "module"}\n')
         options = ["--no-audit", "--no-fund", "--no-package-lock"]
-        subprocess.run(["npm", "install", *options, *self.packages], cwd=self.environment, check=True)
+        _run(["npm", "install", *options, *self.packages], directory=self.environment)
 
     def command(self) -> list[str]:
         """Return the command, with the script next to its packages: node looks for them there."""
@@ -78,6 +92,27 @@ class NodeClient(Client):
     def version(self, package: str) -> str:
         description = self.environment / "node_modules" / package / "package.json"
         return str(json.loads(description.read_text())["version"])
+
+
+def _run(command: list[str], directory: Path | None = None) -> None:
+    try:
+        done = subprocess.run(command, cwd=directory, stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotInstalled(str(error)) from error
+    sys.stderr.write(done.stderr)
+    if done.returncode != 0:
+        raise NotInstalled(reason(done.stderr))
+
+
+def reason(stderr: str) -> str:
+    """Return the line of pip's or npm's output that says why it failed: the first error, except npm's error code."""
+    lines = stderr.strip().splitlines()
+    for line in lines:
+        for prefix in ERROR_PREFIXES:
+            message = line.removeprefix(prefix)
+            if message != line and not message.startswith("code "):
+                return message
+    return lines[-1] if lines else "no output"
 
 
 def _bare(requirement: str) -> str:

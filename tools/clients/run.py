@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gesso.bench.server import running_server
 from tools.clients.checks import MODEL, SEEING_MODEL
-from tools.clients.environments import CLIENTS, Client
+from tools.clients.environments import CLIENTS, Client, NotInstalled
 from tools.clients.page import Row, write
 from tools.clients.suites import SUITES
 
@@ -30,14 +30,29 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=[*CLIENTS, *SUITES], help="may be repeated")
     names = parser.parse_args().only or [*CLIENTS, *SUITES]
     clients = [CLIENTS[name] for name in names if name in CLIENTS]
-    rows = run_clients(clients) if clients else []
+    rows = run_clients(clients)
     rows += run_suites([name for name in names if name in SUITES])
     sys.exit(any(row.failed for row in rows))
 
 
 def run_clients(clients: list[Client]) -> list[Row]:
+    """Install the clients, and run those that can be installed."""
+    installed = []
+    rows = []
     for client in clients:
-        client.install()
+        try:
+            client.install()
+            installed.append(client)
+        except NotInstalled as error:
+            row = Row(client.name, client.names, results={"installation": f"cannot be installed: {error}"})
+            record(row)
+            rows.append(row)
+    return rows + run_installed(installed)
+
+
+def run_installed(clients: list[Client]) -> list[Row]:
+    if not clients:
+        return []
     with (
         tempfile.TemporaryDirectory(prefix="gesso-") as directory,
         running_server("--device", "cpu", "--name", MODEL) as server,

@@ -1,0 +1,58 @@
+"""The run of other projects' clients."""
+
+import sys
+
+import pytest
+
+from tools.clients import environments, page, run
+from tools.clients.environments import NotInstalled, PythonClient
+
+NPM = """npm error code ERESOLVE
+npm error ERESOLVE unable to resolve dependency tree
+npm error A complete log of this run can be found in: debug.log
+"""
+PIP = """WARNING: pip is old
+ERROR: Cannot install a and b because these package versions have conflicting dependencies.
+ERROR: ResolutionImpossible: for help visit a page
+"""
+
+
+class Absent(PythonClient):
+    """A client whose installer prints an error of pip."""
+
+    def install_packages(self):
+        program = f"import sys; sys.stderr.write({PIP!r}); sys.exit(1)"
+        environments._run([sys.executable, "-c", program])
+
+
+def test_a_client_that_cannot_be_installed_is_a_failed_row_and_the_others_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(environments, "ENVIRONMENTS", tmp_path)
+    monkeypatch.setattr(page, "PAGE", tmp_path / "clients.md")
+    ran = []
+    monkeypatch.setattr(run, "run_installed", lambda clients: ran.extend(clients) or [])
+    absent = Absent("absent_python", ("absent[extra]", "other"))
+    present = PythonClient("present_python", ("present",))
+    present.environment.mkdir()
+    (present.environment / "installed").touch()
+    (row,) = run.run_clients([absent, present])
+    assert ran == [present]
+    assert row.failed and "| absent (Python) | absent |" in row.line()
+    assert "cannot be installed: Cannot install a and b because" in (tmp_path / "clients.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("stderr", "reason"),
+    [
+        (NPM, "ERESOLVE unable to resolve dependency tree"),
+        (PIP, "Cannot install a and b because these package versions have conflicting dependencies."),
+        ("a\nlast\n", "last"),
+        ("", "no output"),
+    ],
+)
+def test_the_reason_is_the_first_error_of_the_installer(stderr, reason):
+    assert environments.reason(stderr) == reason
+
+
+def test_an_installer_that_is_absent_is_a_reason(tmp_path):
+    with pytest.raises(NotInstalled, match="absent"):
+        environments._run([str(tmp_path / "absent")])
