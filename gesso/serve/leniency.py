@@ -21,10 +21,10 @@ HARMLESS = frozenset(
 REJECTED = frozenset(
     {
         # input of the model
-        "messages", "prompt", "suffix", "input", "documents", "images", "audio", "modalities",
+        "messages", "prompt", "suffix", "input", "documents", "images", "audio", "modalities", "web_search_options",
         "tools", "tool_choice", "functions", "function_call", "chat_template", "continue_final_message",
         # constraints
-        "json_schema", "format", "allowed_token_ids",
+        "json_schema", "response_format", "format", "grammar", "allowed_token_ids",
         # form of the answer
         "best_of", "echo", "prompt_logprobs",
     }

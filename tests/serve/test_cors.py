@@ -49,3 +49,13 @@ def test_a_preflight_needs_no_key_and_any_other_options_request_does(client):
     preflight = client.options("/v1/completions", headers=asked)
     assert (preflight.status_code, allowed(preflight)) == (200, PAGE)
     assert client.options("/v1/completions", headers={"Origin": PAGE}).status_code == 401
+
+
+def test_a_page_can_read_that_the_server_failed_and_under_which_request_id(client, monkeypatch):
+    def fail(self, scope, headers):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(middleware.RequestGuard, "_identify", fail)
+    response = post(client, PAGE, headers=JSON | {"X-Request-Id": "r1"})
+    assert (response.status_code, allowed(response)) == (500, PAGE)
+    assert response.headers["x-request-id"] == "r1" and "internal error" in response.json()["error"]["message"]

@@ -101,6 +101,7 @@ def test_fields_without_an_equivalent_are_ignored_with_a_warning_unless_strict(f
         ("chat", {"function_call": {"name": "f"}}),
         ("chat", {"best_of": 2}),
         ("chat", {"modalities": ["text", "audio"]}),
+        ("chat", {"web_search_options": {"search_context_size": "low"}}),
         ("chat", {"guided_json": "{"}),
         ("chat", {"guided_regex": "a", "regex": "b"}),
         ("chat", {"guided_regex": "a", "guided_choice": ["a", "b"]}),

@@ -94,7 +94,8 @@ def test_continue_gets_a_stream_whose_parts_have_content(server):
     ("path", "change", "message"),
     [
         ("/infill", {"input_prefix": "a", "n_cmpl": 2, "stream": True}, "n_cmpl must be 1 with stream"),
-        ("/infill", {"input_prefix": "a", "grammar": 'root ::= "a"'}, None),
+        ("/infill", {"input_prefix": "a", "mirostat": 2}, None),
+        ("/infill", {"input_prefix": "a", "grammar": 'root ::= "a"'}, "grammar"),
         ("/infill", {"input_prefix": "a", "json_schema": {"type": "object"}}, "json_schema"),
         ("/infill", {"input_extra": [{"filename": "a.py"}]}, "input_extra.0.text"),
         ("/completion", {"prompt": ""}, "prompt: it is empty"),
@@ -104,7 +105,7 @@ def test_continue_gets_a_stream_whose_parts_have_content(server):
 def test_requests_that_cannot_be_served_are_rejected_or_carry_a_warning(server, path, change, message):
     response = server.http.post(path, json={"n_predict": 4, "diffusion": QUICK} | change)
     if message is None:
-        assert "grammar was ignored" in response.json()["warnings"][0]
+        assert "mirostat was ignored" in response.json()["warnings"][0]
     else:
         assert response.status_code == 400 and message in response.json()["error"]["message"]
 
@@ -154,7 +155,7 @@ def test_continue_fills_a_hole_by_the_markers_of_its_template(mini):
 
 
 def test_time_limit_ends_a_text_that_has_a_whole_line(mini):
-    body = {"prompt": "def mean(values):\n    ", "n_predict": 128, "seed": 1}
+    body = {"prompt": "class Vector:\n    def __init__(self, x, y):\n", "n_predict": 128, "seed": 1}
     whole = ask(mini, "/completion", body)
     early = ask(mini, "/completion", body | {"t_max_predict_ms": 1})
     assert whole["content"].startswith(early["content"]) and len(early["content"]) < len(whole["content"])

@@ -44,6 +44,11 @@ def _api_error(error: Exception, request: Request) -> ApiError:
             return ApiError(405, message, code="method_not_allowed")
         case HTTPException():
             return ApiError(error.status_code, str(error.detail))
+    raise error  # none: no other kind is installed
+
+
+def internal_error() -> ApiError:
+    """Return the answer to a request that failed by an error in this server."""
     return ApiError(500, "internal error; the server's log has the reason under this request id")
 
 
@@ -59,5 +64,5 @@ def _unknown_endpoint(request: Request) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    for kind in (ApiError, InputError, HTTPException, Exception):
+    for kind in (ApiError, InputError, HTTPException):
         app.add_exception_handler(kind, handle)

@@ -15,7 +15,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gesso.serve.errors import ApiError
-from gesso.serve.http.error_handlers import respond
+from gesso.serve.http.disconnect import CLIENT_LEFT
+from gesso.serve.http.error_handlers import internal_error, respond
 from gesso.serve.http.studio_routes import PREFIX
 from gesso.serve.keys import Keys
 from gesso.serve.metrics import Metrics
@@ -50,7 +51,7 @@ class RequestGuard:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         state["log"] = log = {"request_id": request_id, "method": scope["method"], "path": scope["path"][:200]}
-        status = 499  # the client left; replaced when a status is sent
+        status = CLIENT_LEFT  # replaced when a status is sent
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -71,11 +72,14 @@ class RequestGuard:
             log.update(error.log_fields)
             await respond(error, scope["path"])(scope, receive, answer)
         except TimeoutError:  # of a send: the client has stopped reading, and returning closes the connection
-            status = 499
+            status = CLIENT_LEFT
         except Exception:
-            status = 500
             logger.exception("request failed", extra={"fields": log})
-            raise
+            if status != CLIENT_LEFT:  # the answer has begun, and only closing the connection can end it
+                status = 500
+                raise
+            # Answered here: Starlette's own answer would have neither the request id nor the headers for pages.
+            await respond(internal_error(), scope["path"])(scope, receive, answer)
         finally:
             seconds = time.monotonic() - began
             path = scope["path"] if scope["path"] in self.paths else "other"
