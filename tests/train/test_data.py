@@ -170,7 +170,7 @@ BAD_ROWS: list[tuple[Any, str]] = [
     ({"conversations": [{"from": "robot", "value": "a"}]}, "conversations[0].from: expected one of system, human"),
     ({"conversations": [{"from": "human", "value": 3}]}, "conversations[0].value: expected text, got int"),
     ({"conversations": [{"from": "gpt", "value": "a"}]}, "expected system or developer or user at the start"),
-    ({"conversations": [{"from": "observation", "value": "a"}]}, "without a preceding function_call"),
+    ({"conversations": [{"from": "observation", "value": "a"}]}, "without a function_call"),
     ({"conversations": [{"from": "function_call", "value": "look()"}]}, "conversations[0].value: not JSON"),
     ({"conversations": [{"from": "function_call", "value": "[1]"}]}, "JSON object with name and arguments"),
     ({"text": "a", "prompt": "b", "completion": "c"}, "has prompt, completion, text"),
