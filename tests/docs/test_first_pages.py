@@ -59,7 +59,7 @@ def test_every_command_runs_or_is_listed_with_a_reason(page, main, own_cache, tm
         done = main(*words, stdin=STDIN)
         assert done.code == 0, f"{line}:\n{done.err}"
         run += 1
-    assert run >= 2
+    assert run, "no command of the page was run"
 
 
 def test_listed_commands_are_on_a_page():

@@ -18,6 +18,7 @@ from gesso.serve.leniency import (
     without_unsupported,
 )
 from gesso.serve.openai.chat_fields import ChatFields
+from gesso.serve.openai.response_fields import ResponseFields
 from gesso.serve.openai.text_fields import CompletionFields
 from gesso.serve.prepare.endpoints import run
 from gesso.serve.prepare.frontend import ModelFrontend
@@ -221,8 +222,10 @@ def test_the_work_for_unknown_fields_is_bounded_by_their_number():
 
 def test_every_rejected_name_is_unknown_to_some_endpoint_and_rejected_there():
     for name in REJECTED:
-        unknown_to = [fields for fields in (ChatFields, CompletionFields) if name not in fields.model_fields]
-        assert unknown_to, f"{name} is a field of both endpoints"
+        unknown_to = [
+            fields for fields in (ChatFields, CompletionFields, ResponseFields) if name not in fields.model_fields
+        ]
+        assert unknown_to, f"{name} is a field of every endpoint"
         for fields in unknown_to:
             assert name in without_unsupported(fields, {name: "x"})[0]
 

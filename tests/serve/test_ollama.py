@@ -191,7 +191,7 @@ ERRORS = [
         404,
         "there is no model 'llama'; available: tiny; this server downloads no models",
     ),
-    ("/api/create", {"model": "a", "from": "b"}, 404, "no endpoint 'POST /api/create'; there are: GET /api/ps; GET /"),
+    ("/api/nothing", {"model": "a"}, 404, "no endpoint 'POST /api/nothing'; there are: GET /api/ps; GET /"),
     ("/api/tags", {}, 405, "this endpoint has no method 'POST'; use GET"),
     ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, 400, "template: prompts have the checkpoint's own"),
     ("/api/chat", {"messages": HELLO, "nonsense": 1}, 400, "nonsense is not a supported field"),
