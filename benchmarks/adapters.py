@@ -63,7 +63,7 @@ def measure(
     rows = []
     for row in free:
         adapted = measure_batch(g, row["batch"], prompt, new, rules, names)
-        rows.append(row | {f"adapted_{key}": adapted[key] for key in ("ms_a_step", "tokens_per_second")})
+        rows.append(row | {f"adapted_{key}": adapted[key] for key in ("ms_per_step", "tokens_per_second")})
     return {"adapters": adapters, "rank": rank, "prompt": prompt, "new": new, "batches": rows}
 
 
@@ -86,7 +86,7 @@ def render(found: dict[str, Any], console: Console) -> None:
     console.print(f"with {found['adapters']} adapters of rank {found['rank']}, which the requests take in turn:")
     table = Table("batch", "ms per step", "without", "slower by")
     for row in found["batches"]:
-        adapted, free = row["adapted_ms_a_step"], row["ms_a_step"]
+        adapted, free = row["adapted_ms_per_step"], row["ms_per_step"]
         table.add_row(str(row["batch"]), f"{adapted:.2f}", f"{free:.2f}", f"{adapted / free - 1:.1%}")
     console.print(table)
 

@@ -85,7 +85,7 @@ def _best(call: Callable[[], Any]) -> float:
 
 @torch.no_grad()
 def _products() -> list[Row]:
-    from gesso.backends.cpu.products import Matrix
+    from gesso.backends.cpu.products import PackedMatrix
 
     found = []
     for format in ("int4", "int8", "float32"):
@@ -97,7 +97,7 @@ def _products() -> list[Row]:
             if isinstance(one, Tensor):
                 products.append(_dense(one.clone()))
             else:
-                products.append(Matrix.of(random_codes(format)))
+                products.append(PackedMatrix.of(random_codes(format)))
         for rows in ROWS:
             x_TI = torch.randn(rows, INPUTS)
             some = products if rows < 16 else products[: max(2, copies * 16 // rows)]

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from benchmarks import arguments
-from gesso.bench.server import Server, running_server
+from gesso.bench.server import ServerProcess, running_server
 
 BEFORE = "class Point:\n    def __init__(self, x, y):\n        self.x = x\n"
 AFTER = '\n\n    def __repr__(self):\n        return f"Point({self.x}, {self.y})"\n'
@@ -129,7 +129,7 @@ class Row:
     parses: int
 
 
-def measure(server: Server, count: int) -> list[Row]:
+def measure(server: ServerProcess, count: int) -> list[Row]:
     """Return a row per kind of request."""
     rows = []
     with httpx.Client(base_url=server.url, timeout=SECONDS) as client:

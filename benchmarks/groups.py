@@ -118,8 +118,8 @@ def render(found: dict[str, Any], console: Console, earlier: dict[str, Any] | No
             cells += [*read, f"{row['ratio']:.2f}" if row["GB"] >= 0.1 else "–"]
         table.add_row(*cells, *_differences(row, before))
     console.print(table)
-    then = "" if earlier is None else f" (before: {earlier['ms_a_step']:.3f})"
-    console.print(f"a step: {found['ms_a_step']:.3f} ms{then}, {found['calls']:.0f} launches")
+    then = "" if earlier is None else f" (before: {earlier['ms_per_step']:.3f})"
+    console.print(f"a step: {found['ms_per_step']:.3f} ms{then}, {found['calls']:.0f} launches")
     if "groups" in found and earlier is not None:
         _render_kernels(found, earlier, console)
 

@@ -66,11 +66,11 @@ def measure(peer: str, name: str | None, ours: dict[str, Any], device: str | Non
         raise InputError("llama.cpp is for large models on a CPU, which also write token by token")
     where = loading.find_device(device)
     seconds = transformers_step.measure(config, directory, where, loading.find_dtype(dtype, where), ours["prompt"])
-    step = ours["batches"][0]["ms_a_step"]
+    step = ours["batches"][0]["ms_per_step"]
     return {
         "peer": "transformers",
         "peer_figure": f"{seconds * 1e3:.2f} ms per step",
-        "peer_ms_a_step": seconds * 1e3,
+        "peer_ms_per_step": seconds * 1e3,
         "times_the_peer": seconds * 1e3 / step,
     }
 
@@ -101,12 +101,12 @@ def _some_layers(config: Config, ours: dict[str, Any]) -> dict[str, Any]:
     ]
     each = (times[1] - times[0]) / (CUTS[1] - CUTS[0])
     whole = times[1] + each * (len(config.layers) - CUTS[1])
-    step = next(row["ms_a_step"] for row in ours["canvases"] if row["canvas"] == config.canvas_length)
+    step = next(row["ms_per_step"] for row in ours["canvases"] if row["canvas"] == config.canvas_length)
     return {
         "peer": "transformers, bfloat16",
         "peer_figure": f"{whole:,.0f} ms per step of {config.canvas_length}, extrapolated from {CUTS[0]} and {CUTS[1]} "
         f"of {len(config.layers)} layers ({times[0]:,.0f} and {times[1]:,.0f} ms)",
-        "peer_ms_a_step": whole,
+        "peer_ms_per_step": whole,
         "times_the_peer": whole / step,
     }
 

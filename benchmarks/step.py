@@ -115,7 +115,9 @@ def earlier(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path} as the output of benchmarks.step --json: {error}") from None
-    if not isinstance(found, dict) or not {"ms_a_step", "rows"} <= found.keys():
+    if isinstance(found, dict) and "ms_a_step" in found:
+        found["ms_per_step"] = found["ms_a_step"]  # the former name
+    if not isinstance(found, dict) or not {"ms_per_step", "rows"} <= found.keys():
         raise InputError(f"{path} is not the output of benchmarks.step --json")
     return found
 
@@ -148,7 +150,7 @@ def summary(spans: Iterable[Span], steps: int = WATCHED) -> dict[str, Any]:
     ]
     whole = until - spans[0].start
     return {
-        "ms_a_step": whole / steps / 1e3,
+        "ms_per_step": whole / steps / 1e3,
         "between_ms": (whole - busy) / steps / 1e3,
         "calls": len(spans) / steps,
         "rows": sorted(rows, key=lambda row: -row["ms"]),

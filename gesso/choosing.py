@@ -1,16 +1,16 @@
 """The checkpoint that an alias stands for on a device."""
 
-from gesso.checkpoint.aliases import Choice
+from gesso.checkpoint.aliases import CheckpointChoice
 
 
-def choose_here(device: str | None, memory: float | str, quantize: str | None) -> Choice:
+def choose_here(device: str | None, memory: float | str, quantize: str | None) -> CheckpointChoice:
     """Return the checkpoint for a device, found by torch in this process."""
     from gesso.loading import choose_checkpoint, find_device
 
     return choose_checkpoint(find_device(device), memory, quantize)
 
 
-def choose_apart(device: str | None, memory: float | str, quantize: str | None) -> Choice:
+def choose_apart(device: str | None, memory: float | str, quantize: str | None) -> CheckpointChoice:
     """Return the same from a process that then ends.
 
     To ask a GPU for its memory, a process takes some of it. A server does not need it in its own process.

@@ -20,7 +20,7 @@ from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.identity import identity
 from gesso.checkpoint.load import load as load_weights
 from gesso.checkpoint.parameters import parameters
-from gesso.checkpoint.source import Source, locate
+from gesso.checkpoint.source import CheckpointSource, locate
 from gesso.cores import threads_for
 from gesso.engine.engine import Engine
 from gesso.engine.prefix_files import PrefixFiles
@@ -119,12 +119,12 @@ def load(
     return loaded
 
 
-def is_large(source: Source) -> bool:
+def is_large(source: CheckpointSource) -> bool:
     """Return whether the model is so large that products with unpacked weights would take too long on a CPU."""
     return sum(math.prod(shape) for shape in parameters(source.config).values()) >= LARGE
 
 
-def _prefix_files(directory: Path, source: Source, name: str | Path | None, engine: Engine) -> PrefixFiles:
+def _prefix_files(directory: Path, source: CheckpointSource, name: str | Path | None, engine: Engine) -> PrefixFiles:
     """Return the stored prompts of a model, under a name for everything that the bits of its keys depend on."""
     parts = (
         torch.__version__,
@@ -139,7 +139,7 @@ def _prefix_files(directory: Path, source: Source, name: str | Path | None, engi
     return PrefixFiles(directory.expanduser(), "\n".join(parts))
 
 
-def choose_checkpoint(device: torch.device, memory: float | str, quantize: str | None) -> aliases.Choice:
+def choose_checkpoint(device: torch.device, memory: float | str, quantize: str | None) -> aliases.CheckpointChoice:
     """Return the checkpoint that the alias diffusiongemma stands for on a device."""
     device_memory = memory_of(device)
     return aliases.choose(device_memory.device, device_memory.budget(memory), quantize)

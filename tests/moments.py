@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gesso.diffusion.moment import Moment
+from gesso.diffusion.moment import StepContext
 from gesso.diffusion.noise import Draws, HashSource
 from gesso.diffusion.prediction import Prediction
 from gesso.settings import Diffusion
@@ -25,6 +25,6 @@ def moment(
     remaining: int = 5,
     vocab_size: int = 100,
     settings: Diffusion = TEN_STEPS,
-) -> Moment:
+) -> StepContext:
     """Return the moment of a step after these predictions."""
-    return Moment(settings, remaining, vocab_size, draws(), history, accepted_C)
+    return StepContext(settings, remaining, vocab_size, draws(), history, accepted_C)

@@ -6,7 +6,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 
 from gesso.cli.main import main
-from gesso.demo import EXAMPLES, Example
+from gesso.demo import EXAMPLES, DemoExample
 
 SEEDS = 10
 
@@ -26,7 +26,7 @@ def check() -> int:
     return int(wrong > 0)
 
 
-def answer(example: Example) -> str:
+def answer(example: DemoExample) -> str:
     """Return what the command of an example prints on stdout."""
     stdin = sys.stdin
     sys.stdin = io.StringIO(example.stdin)
@@ -38,7 +38,7 @@ def answer(example: Example) -> str:
     return printed.getvalue().strip()
 
 
-def right_seeds(example: Example, count: int) -> list[int]:
+def right_seeds(example: DemoExample, count: int) -> list[int]:
     """Return the seeds below `count` that give the right answer."""
     return [seed for seed in range(count) if answer(replace(example, seed=seed)) == example.answer.strip()]
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gesso.diffusion.moment import Moment, Sampler, accept, at_least, lowest_within
+from gesso.diffusion.moment import Sampler, StepContext, accept, at_least, lowest_within
 from gesso.diffusion.prediction import Prediction
 from gesso.diffusion.schedule import alpha, temperature
 from gesso.diffusion.stopping import Stopping, mean, mean_entropy, unchanged
@@ -32,7 +32,7 @@ Step = tuple[Tensor, Tensor]  # the next canvas, and the positions that took a p
 class Argmax(Sampler):
     """Set every position to its argmax at once, without noise or sampling."""
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> Step:
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> Step:
         return prediction.argmax_C, torch.ones_like(prediction.argmax_C, dtype=torch.bool)
 
 
@@ -42,7 +42,7 @@ class ConfidenceThreshold(Sampler):
 
     threshold: float = 0.9
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> Step:
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> Step:
         return accept(at_least(prediction.confidence_C, self.threshold), prediction.candidate_C, moment)
 
 
@@ -63,10 +63,10 @@ class Credit(Sampler):
     memory: ClassVar[int] = 8
     needs: ClassVar[frozenset[Need]] = frozenset({"logits"})
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> Step:
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> Step:
         return accept(at_least(self.confidence(prediction, moment), self.threshold), prediction.argmax_C, moment)
 
-    def confidence(self, prediction: Prediction, moment: Moment) -> Tensor:
+    def confidence(self, prediction: Prediction, moment: StepContext) -> Tensor:
         """Return the probability [C] of the argmax after the bonus."""
         assert prediction.logits_CV is not None
         credit_CV = torch.zeros_like(prediction.logits_CV)
@@ -89,7 +89,7 @@ class StableTokens(Sampler):
     divergence: float = 0.01
     memory: ClassVar[int] = 1
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> Step:
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> Step:
         accepted_C = at_least(prediction.confidence_C, 1.0)
         if moment.history:
             is_stable_C = divergence(prediction, moment.history[-1]) < self.divergence
@@ -123,7 +123,7 @@ class InformedCorrector(Sampler):
     share: float = 0.1
     needs: ClassVar[frozenset[Need]] = frozenset({"logits"})
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> Step:
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> Step:
         accepted_C = lowest_within(prediction.entropy_C, moment.settings.entropy_bound)
         if moment.accepted_C is not None:
             repeats_C = accepted_C & moment.accepted_C & (prediction.candidate_C == canvas_C)
@@ -133,7 +133,7 @@ class InformedCorrector(Sampler):
             accepted_C = accepted_C & ~((support_C < 0) & (rank_C < most))
         return accept(accepted_C, prediction.candidate_C, moment)
 
-    def support(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> Tensor:
+    def support(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> Tensor:
         """Return the log odds [C] of the tokens on the canvas in the leave-one-out distribution, in float64."""
         assert prediction.logits_CV is not None and moment.accepted_C is not None
         clean = int(moment.accepted_C.sum())
@@ -160,7 +160,7 @@ class Ancestral(Sampler):
 
     predictor: float = 1.0
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> Step:
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> Step:
         alpha_s = alpha(moment.settings, moment.remaining - 1)
         stay_C, renoise_C = self.weights(canvas_C, prediction, moment)
         stay_C = self.predictor * stay_C
@@ -170,7 +170,7 @@ class Ancestral(Sampler):
         moved_C = torch.where(clean_C, prediction.candidate_C, noise_C)
         return torch.where(u_C < stay_C, canvas_C, moved_C), clean_C
 
-    def weights(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
+    def weights(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> tuple[Tensor, Tensor]:
         """Return the probabilities [C] of staying and of becoming noise, in float64."""
         alpha_t = alpha(moment.settings, moment.remaining)
         alpha_s = alpha(moment.settings, moment.remaining - 1)
@@ -191,7 +191,7 @@ class PredictorCorrector(Ancestral):
 class Ddim(Ancestral):
     """Step as `Ancestral` does without fresh noise: the discrete DDIM (arXiv 2010.02502, appendix A)."""
 
-    def weights(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
+    def weights(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> tuple[Tensor, Tensor]:
         alpha_t = alpha(moment.settings, moment.remaining)
         alpha_s = alpha(moment.settings, moment.remaining - 1)
         never_C = torch.zeros_like(prediction.entropy_C, dtype=torch.float64)

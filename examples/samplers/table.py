@@ -23,7 +23,7 @@ from gesso.errors import InputError
 from gesso.eval import Item, PythonInfill, Structured, Sudoku, Task
 from gesso.eval.estimate import Estimate, estimate
 from gesso.eval.evaluate import evaluate, fingerprint
-from gesso.eval.paired import Comparison, Run, compare, read_runs
+from gesso.eval.paired import ComparedRun, Comparison, compare, read_runs
 from gesso.eval.sudoku.puzzles import SEVENTEEN
 from gesso.settings import BY_TOKEN, SAMPLERS, STOPPINGS, choose
 
@@ -166,8 +166,8 @@ def read(out: Path, columns: Sequence[Column], rows: Mapping[str, Any]) -> dict[
     return found
 
 
-def _cell(base: Run, raw: Mapping[str, Any]) -> Cell:
-    run, settings = Run.from_dict(raw), raw["settings"]
+def _cell(base: ComparedRun, raw: Mapping[str, Any]) -> Cell:
+    run, settings = ComparedRun.from_dict(raw), raw["settings"]
     ran = [value for value in run.passes if value is not None]
     scores = {name: Estimate(**score) for name, score in raw["scores"].items()}
     named = f"{settings['sampler']}, {settings['stopping']}"

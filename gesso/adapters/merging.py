@@ -22,7 +22,7 @@ from gesso.checkpoint.find import find, find_directory, hub_base
 from gesso.checkpoint.parameters import checkpoint_name, empty_model
 from gesso.checkpoint.quantize.convert import SHARD_BYTES, stored_tensors
 from gesso.checkpoint.safetensors import weight_files
-from gesso.checkpoint.source import Source, open_source
+from gesso.checkpoint.source import CheckpointSource, open_source
 from gesso.errors import InputError
 
 
@@ -74,7 +74,7 @@ def merge_files(base: str | Path, adapter: str | Path, target: Path, *, shard_by
     )  # fmt: skip
 
 
-def _merged(source: Source, adapter: StoredAdapter, changed: set[str]) -> Iterator[tuple[str, Tensor]]:
+def _merged(source: CheckpointSource, adapter: StoredAdapter, changed: set[str]) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors to write, and add the names of those that the adapter changes to `changed`."""
     pairs = {checkpoint_name(path): pair for path, pair in adapter.factors.items()}
     scale = adapter.settings.alpha / adapter.settings.rank

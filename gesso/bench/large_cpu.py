@@ -46,7 +46,7 @@ def measure(
         "share_of_bandwidth": rate * size / bandwidth,
         "prefill": [{"tokens": PREFILL, "tokens_per_second": PREFILL / read}],
         "canvases": [
-            {"canvas": length, "ms_a_step": 1e3 * _step_seconds(g, prompt, length, rules)} for length in lengths
+            {"canvas": length, "ms_per_step": 1e3 * _step_seconds(g, prompt, length, rules)} for length in lengths
         ],
     }
     resident, peak = resident_bytes()
@@ -68,7 +68,7 @@ def render(figures: dict[str, Any], console: Console) -> None:
         console.print(f"prompt of {row['tokens']:,}: {row['tokens_per_second']:,.1f} tokens/s")
     table = Table("canvas", "ms per step")
     for row in figures["canvases"]:
-        table.add_row(str(row["canvas"]), f"{row['ms_a_step']:,.0f}")
+        table.add_row(str(row["canvas"]), f"{row['ms_per_step']:,.0f}")
     console.print(table)
 
 

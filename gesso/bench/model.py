@@ -102,7 +102,7 @@ def render(figures: dict[str, Any], console: Console) -> None:
     table = Table("batch", "ms per step", "tokens/s", "times batch 1", "by steps alone", "times the floor")
     first = figures["batches"][0]["tokens_per_second"]
     for row in figures["batches"]:
-        rate, step = row["tokens_per_second"], row["ms_a_step"]
+        rate, step = row["tokens_per_second"], row["ms_per_step"]
         table.add_row(
             str(row["batch"]),
             f"{step:.2f}",
@@ -217,7 +217,7 @@ def measure(
         figures["floor_ms"] = max(figures["floor_ms"], host_experts.nbytes / copies * 1e3)
     figures["batches"] = [measure_batch(g, size, prompt, new, rules) for size in batches]
     for row in figures["batches"]:
-        row["share_of_floor"] = figures["floor_ms"] / row["ms_a_step"]
+        row["share_of_floor"] = figures["floor_ms"] / row["ms_per_step"]
     figures["prefill"] = [_prefill(g, length) for length in prefills if length < longest]
     figures["autoregressive_tokens_per_second"] = _by_token(g, prompt, tokens, "tokens") if tokens else None
     figures["verified_passes_per_second"] = _by_token(g, prompt, tokens, "verified") if tokens else None
@@ -247,8 +247,8 @@ def measure_batch(
     step = statistics.median(steps)
     return {
         "batch": size,
-        "ms_a_step": step * 1e3,
-        "ms_a_step_of_runs": [seconds * 1e3 for seconds in steps],
+        "ms_per_step": step * 1e3,
+        "ms_per_step_of_runs": [seconds * 1e3 for seconds in steps],
         "passes": len(waited[0]),
         "tokens_per_second": size * new / statistics.median(sum(passes) for passes, _ in together),
         "by_steps_tokens_per_second": size * g.config.canvas_length / (STEPS * step),

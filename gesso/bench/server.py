@@ -19,7 +19,7 @@ END_SECONDS = 3.0  # between SIGTERM and SIGKILL
 
 
 @dataclass
-class Server:
+class ServerProcess:
     process: subprocess.Popen[str]
     url: str
     log: Path
@@ -57,7 +57,7 @@ def address(url: str) -> tuple[str, int]:
 @contextmanager
 def running_server(
     *arguments: str, environment: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
-) -> Iterator[Server]:
+) -> Iterator[ServerProcess]:
     """Run `gesso serve` on a free port, and stop it at the end.
 
     `environment` is added to that of this process, and the command follows `prefix`.
@@ -77,7 +77,7 @@ def running_server(
             words = process.stdout.readline().split()
             if len(words) < 4:
                 raise InputError(f"the server did not start: {_tail(log)}")
-            yield Server(process, words[3], log)
+            yield ServerProcess(process, words[3], log)
         finally:
             process.terminate()
             try:

@@ -39,7 +39,7 @@ HOST = 20  # GB of memory that Q4_K_M needs on a CPU, workspace included
 
 
 @dataclass(frozen=True)
-class Choice:
+class CheckpointChoice:
     """A checkpoint for a device, and one line that says why."""
 
     name: str
@@ -64,7 +64,7 @@ def hub_name(name: str | Path) -> str | Path:
     return name
 
 
-def choose(device: str, usable: int, quantize: str | None) -> Choice:
+def choose(device: str, usable: int, quantize: str | None) -> CheckpointChoice:
     """Return the checkpoint for a device (cuda or cpu) of which `usable` bytes may be used.
 
     An explicit `quantize` needs the weights that were not quantized before: Google's.
@@ -83,10 +83,10 @@ def choose(device: str, usable: int, quantize: str | None) -> Choice:
     raise DoesNotFitError(f"{here}, and {ALIAS} needs at least {GPU[-1][0]} GB; device=cpu needs {HOST} GB of memory")
 
 
-def _choice(source: str, quantize: str | None, why: str) -> Choice:
+def _choice(source: str, quantize: str | None, why: str) -> CheckpointChoice:
     published = SOURCES[source]
     size = f"{published.gigabytes} GB to download"
-    return Choice(
+    return CheckpointChoice(
         name=published.name,
         quantize=quantize,
         reason=f"{ALIAS}: {published.name} ({published.description}, {size}): {why}",

@@ -48,7 +48,7 @@ from gesso.checkpoint.quantize import fp8, int4, nvfp4
 from gesso.checkpoint.quantize.codes import e2m1, scaled, unpack_bits
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.quantize.repack import repacked, to_fp8, to_int4, to_uint4
-from gesso.checkpoint.stored import Inventory, Recipe
+from gesso.checkpoint.stored import Inventory, ParameterRecipe
 from gesso.checks import mapping, shown
 from gesso.errors import CheckpointError
 from gesso.model.config import Config
@@ -79,7 +79,7 @@ _FIXED: Mapping[str, NumberFormat] = {
 }
 
 
-def recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
+def recipes(config: Config, inventory: Inventory) -> dict[str, ParameterRecipe]:
     """Return the recipe of every parameter."""
     groups = _groups(mapping(config.raw.get("quantization_config"), "config: quantization_config"))
     by_parameter = {}
@@ -97,7 +97,7 @@ def recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
 
 def _recipe(
     inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape, scheme: str, groups: Sequence[NumberFormat]
-) -> Recipe | None:
+) -> ParameterRecipe | None:
     if scheme == "not quantized":
         return plain(inventory, matrix_shapes, shape)
     read = {"fp8": _rows, "int8": _rows, "int4": _int4, "nvfp4": _nvfp4}[scheme]
@@ -160,7 +160,7 @@ def _described(inventory: Inventory, tensor: str, numbers: NumberFormat, groups:
 
 def _rows(
     inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape, scheme: str, groups: Sequence[NumberFormat]
-) -> Recipe | None:
+) -> ParameterRecipe | None:
     """Return the recipe of FP8 or INT8 with one scale per row, or per matrix."""
     dtype, format = ("F8_E4M3", "fp8") if scheme == "fp8" else ("I8", "int8-rows")
 
@@ -191,7 +191,7 @@ def _scale_shape(inventory: Inventory, scale: str, matrix: Shape, shape: Shape) 
 
 def _nvfp4(
     inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape, scheme: str, groups: Sequence[NumberFormat]
-) -> Recipe | None:
+) -> ParameterRecipe | None:
     format = "nvfp4" if len(shape) == 3 else "nvfp4-rows"
 
     def wanted(name: str, shape: Shape) -> Wanted:
@@ -229,7 +229,7 @@ def _unpack_nvfp4_rows(tensors: Mapping[str, Tensor]) -> Tensor:
 
 def _int4(
     inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape, scheme: str, groups: Sequence[NumberFormat]
-) -> Recipe | None:
+) -> ParameterRecipe | None:
     name = next(iter(matrix_shapes))
     inputs = shape[-1]
     first = inventory.stored.get(f"{name}_scale")

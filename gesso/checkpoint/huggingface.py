@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gesso.checkpoint.parameters import parameters
-from gesso.checkpoint.stored import FLOATS, Inventory, Recipe, Stored
+from gesso.checkpoint.stored import FLOATS, Inventory, ParameterRecipe, Stored
 from gesso.model.config import Config
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from gesso.checkpoint.quantize.packed import Packed
 
 
-def recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
+def recipes(config: Config, inventory: Inventory) -> dict[str, ParameterRecipe]:
     found = {name: recipe(name, shape, config.quantization, inventory) for name, shape in parameters(config).items()}
     return {name: each for name, each in found.items() if each is not None}
 
 
-def recipe(name: str, shape: tuple[int, ...], quantization: str | None, inventory: Inventory) -> Recipe | None:
+def recipe(name: str, shape: tuple[int, ...], quantization: str | None, inventory: Inventory) -> ParameterRecipe | None:
     """Return the recipe of one parameter, or None if its tensors are missing or wrong."""
     from gesso.checkpoint.quantize.formats import format_of, stored_name
 
@@ -33,7 +33,7 @@ def recipe(name: str, shape: tuple[int, ...], quantization: str | None, inventor
     if parts is None:
         return None
     keys = {stored_name(name, key): key for key in format.layout(shape)}
-    return Recipe(
+    return ParameterRecipe(
         parts=parts,
         build=partial(_packed, format, shape, {keys[part]: dtype for part, (_, dtype) in layout.items()}),
         shape=shape,
@@ -42,15 +42,15 @@ def recipe(name: str, shape: tuple[int, ...], quantization: str | None, inventor
     )
 
 
-def plain(name: str, shape: tuple[int, ...], inventory: Inventory) -> Recipe | None:
+def plain(name: str, shape: tuple[int, ...], inventory: Inventory) -> ParameterRecipe | None:
     """Return the recipe of a parameter that is stored in full, as floating-point numbers."""
     part = inventory.take(name, shape, FLOATS)
     return None if part is None else in_full(part)
 
 
-def in_full(part: Stored) -> Recipe:
+def in_full(part: Stored) -> ParameterRecipe:
     """Return the recipe of a parameter that is one stored tensor, as it is."""
-    return Recipe(parts=(part,), build=_only, shape=part.shape, format=part.dtype, native=part.dtype)
+    return ParameterRecipe(parts=(part,), build=_only, shape=part.shape, format=part.dtype, native=part.dtype)
 
 
 def _only(parts: "Sequence[Tensor]") -> "Tensor":

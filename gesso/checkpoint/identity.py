@@ -2,10 +2,10 @@
 
 import hashlib
 
-from gesso.checkpoint.source import Source
+from gesso.checkpoint.source import CheckpointSource
 
 
-def identity(source: Source) -> str:
+def identity(source: CheckpointSource) -> str:
     """Return a hash of a checkpoint: its configuration, and the name, size and time of change of every weight file.
 
     Hashing 15 GB of weights would take longer than reading a prompt. A copy of a checkpoint may have another identity.

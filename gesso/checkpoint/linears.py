@@ -15,7 +15,7 @@ from torch import Tensor
 from gesso.checkpoint.quantize.formats import FORMATS
 from gesso.checkpoint.quantize.packed import Packed, Weight
 from gesso.checkpoint.quantize.repack import to_dense
-from gesso.checkpoint.stored import FLOATS, Inventory, Recipe, Stored
+from gesso.checkpoint.stored import FLOATS, Inventory, ParameterRecipe, Stored
 from gesso.model.config import Config
 
 Shape = tuple[int, ...]
@@ -103,7 +103,7 @@ def ignore_matrices(inventory: Inventory, names: Iterable[str]) -> None:
     inventory.ignore(tensor for tensor in inventory.stored if _module(tensor) in modules)
 
 
-def plain(inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape) -> Recipe | None:
+def plain(inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape) -> ParameterRecipe | None:
     """Return the recipe of a parameter that is not quantized."""
     parts = take_each(inventory, matrix_shapes, lambda name, shape: {name: (shape, FLOATS)})
     if parts is None:
@@ -118,11 +118,11 @@ def recipe(
     format: str,
     native: str | None = None,
     repack: Callable[[Packed], Weight] | None = None,
-) -> Recipe:
-    return Recipe(parts=parts, build=build, shape=shape, format=format, native=native or format, repack=repack)
+) -> ParameterRecipe:
+    return ParameterRecipe(parts=parts, build=build, shape=shape, format=format, native=native or format, repack=repack)
 
 
-def for_router(recipe: Recipe) -> Recipe:
+def for_router(recipe: ParameterRecipe) -> ParameterRecipe:
     """Return the recipe of a router in bfloat16: it is small, and further rounding would select other experts."""
     return replace(recipe, native="BF16", repack=to_dense) if recipe.native in FORMATS else recipe
 

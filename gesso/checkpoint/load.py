@@ -12,7 +12,7 @@ from gesso.checkpoint import random_weights, streamed, transfer
 from gesso.checkpoint.parameters import assign, checkpoint_name, empty_model
 from gesso.checkpoint.quantize.formats import FORMATS, Format, check_known, clear, format_of
 from gesso.checkpoint.quantize.packed import Packed, Weight
-from gesso.checkpoint.source import Source
+from gesso.checkpoint.source import CheckpointSource
 from gesso.checkpoint.vision import attach_vision
 from gesso.errors import CheckpointError, InputError
 from gesso.model.quantization_config import LAYERS
@@ -22,7 +22,7 @@ MAPPED = ("fp8", "int4", "nvfp4")  # stored formats that a CPU does not convert 
 
 
 def load(
-    source: Source,
+    source: CheckpointSource,
     device: torch.device,
     dtype: torch.dtype,
     quantize: str | None = None,
@@ -82,7 +82,7 @@ def load(
     return model.eval()
 
 
-def _weights(source: Source, device: torch.device, mapped: Sequence[str]) -> Iterator[tuple[str, Weight]]:
+def _weights(source: CheckpointSource, device: torch.device, mapped: Sequence[str]) -> Iterator[tuple[str, Weight]]:
     """Yield every parameter by its name in the checkpoint, in the format that the device runs."""
     for name, recipe, parts in transfer.fetched(source.recipes.items(), device, "loading weights", mapped):
         weight = recipe.build(parts)

@@ -35,7 +35,7 @@ from gesso.checkpoint.quantize.repack import (
     to_nvfp4,
     to_uint4,
 )
-from gesso.checkpoint.stored import Inventory, Recipe
+from gesso.checkpoint.stored import Inventory, ParameterRecipe
 from gesso.checks import mapping
 from gesso.errors import CheckpointError
 from gesso.model.config import Config, first
@@ -54,7 +54,7 @@ class Mode:
         return f"{self.name}, {self.bits} bits, groups of {self.group}"
 
 
-def recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
+def recipes(config: Config, inventory: Inventory) -> dict[str, ParameterRecipe]:
     """Return the recipe of every parameter."""
     given = first(config.raw.get("quantization"), config.raw.get("quantization_config"))
     settings = mapping(given, "config: quantization")
@@ -73,7 +73,7 @@ def recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
     return by_parameter
 
 
-def _quantized(inventory: Inventory, module: str, shape: Shape, settings: Mapping[str, Any]) -> Recipe | None:
+def _quantized(inventory: Inventory, module: str, shape: Shape, settings: Mapping[str, Any]) -> ParameterRecipe | None:
     weight = inventory.stored.get(f"{module}.weight")
     scales = inventory.stored.get(f"{module}.scales")
     if weight is None or scales is None:

@@ -36,7 +36,7 @@ from gesso.checkpoint.quantize import fp8
 from gesso.checkpoint.quantize.codes import e2m1, scaled, unpack_bits
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.quantize.repack import repacked, to_fp8
-from gesso.checkpoint.stored import Inventory, Recipe
+from gesso.checkpoint.stored import Inventory, ParameterRecipe
 from gesso.checks import mapping, shown
 from gesso.errors import CheckpointError
 from gesso.model.config import Config
@@ -49,7 +49,7 @@ _ALGORITHMS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
+def recipes(config: Config, inventory: Inventory) -> dict[str, ParameterRecipe]:
     """Return the recipe of every parameter."""
     settings = mapping(config.raw.get("quantization_config"), "config: quantization_config")
     algorithm = settings.get("quant_algo")
@@ -80,7 +80,7 @@ def _scheme(inventory: Inventory, weight: str) -> str | None:
 
 def _recipe(
     inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape, scheme: str, algorithm: str
-) -> Recipe | None:
+) -> ParameterRecipe | None:
     if scheme == "not quantized":
         return plain(inventory, matrix_shapes, shape)
     if scheme not in _ALGORITHMS[algorithm]:
@@ -92,7 +92,7 @@ def _recipe(
     return read(inventory, matrix_shapes, shape)
 
 
-def _fp8(inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape) -> Recipe | None:
+def _fp8(inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape) -> ParameterRecipe | None:
     def wanted(name: str, shape: Shape) -> Wanted:
         scale = inventory.stored.get(f"{name}_scale")
         rows = shape[:-1] if scale is not None and len(scale.shape) == 1 else (*shape[:-1], 1)
@@ -109,7 +109,7 @@ def _build_fp8(tensors: Sequence[Tensor], *, shape: Shape) -> Packed:
     return Packed("fp8", shape, packed_tensors, fp8.unpack)
 
 
-def _nvfp4(inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape) -> Recipe | None:
+def _nvfp4(inventory: Inventory, matrix_shapes: Mapping[str, Shape], shape: Shape) -> ParameterRecipe | None:
     def wanted(name: str, shape: Shape) -> Wanted:
         rows, inputs = shape[:-1], shape[-1]
         second = inventory.stored.get(f"{name}_scale_2")

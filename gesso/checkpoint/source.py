@@ -15,7 +15,7 @@ from gesso.checkpoint.companions import directory_of
 from gesso.checkpoint.find import find
 from gesso.checkpoint.random_weights import PREFIX, config_of, is_random
 from gesso.checkpoint.safetensors import INDEX, SINGLE, read_header, weight_files
-from gesso.checkpoint.stored import Inventory, Recipe, Stored
+from gesso.checkpoint.stored import Inventory, ParameterRecipe, Stored
 from gesso.errors import CheckpointError, InputError
 from gesso.model.config import Config
 from gesso.model.quantization_config import TOOLS
@@ -27,7 +27,7 @@ def has_separate_experts(names: Iterable[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class Source:
+class CheckpointSource:
     """A checkpoint. `path` is its directory or its GGUF file; random weights have none."""
 
     path: Path | None
@@ -61,7 +61,7 @@ class Source:
         return stored, problems
 
     @cached_property
-    def recipes(self) -> Mapping[str, Recipe]:
+    def recipes(self) -> Mapping[str, ParameterRecipe]:
         """The recipe of every parameter, by its name in a Hugging Face checkpoint."""
         self.check()
         return self._examined[0]
@@ -86,7 +86,7 @@ class Source:
             raise CheckpointError(f"cannot load {self.path}:\n  " + "\n  ".join(self.problems))
 
     @cached_property
-    def _examined(self) -> tuple[dict[str, Recipe], list[str]]:
+    def _examined(self) -> tuple[dict[str, ParameterRecipe], list[str]]:
         if not self.files:
             return {}, [f"no weights: neither {SINGLE} nor {INDEX} in {self.path}"]
         stored, problems = self.headers
@@ -107,7 +107,7 @@ class Source:
         return dict(file.read(self.path).tensors)
 
 
-def _recipes(source: Source, inventory: Inventory) -> dict[str, Recipe]:
+def _recipes(source: CheckpointSource, inventory: Inventory) -> dict[str, ParameterRecipe]:
     """Return the recipes of the reader for the checkpoint's format."""
     config = source.config
     match config.quantization:
@@ -134,14 +134,14 @@ def _recipes(source: Source, inventory: Inventory) -> dict[str, Recipe]:
     return huggingface.recipes(config, inventory)
 
 
-def locate(name: str | Path | None) -> Source:
+def locate(name: str | Path | None) -> CheckpointSource:
     """Return a checkpoint by name. A random shape borrows the companion files of the bundled model."""
     if isinstance(name, str) and is_random(name):
-        return Source(None, bundled.directory(), config_of(name.removeprefix(PREFIX)))
+        return CheckpointSource(None, bundled.directory(), config_of(name.removeprefix(PREFIX)))
     return open_source(find(name))
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path) -> CheckpointSource:
     """Open a directory or a GGUF file."""
     directory = directory_of(path) if path.is_file() else path
-    return Source(path, directory, Config.from_directory(directory))
+    return CheckpointSource(path, directory, Config.from_directory(directory))

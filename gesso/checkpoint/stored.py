@@ -32,7 +32,7 @@ class Stored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class ParameterRecipe:
     """A way to build a parameter: `build` receives its stored parts, in this order, on the target device.
 
     `format` names what the file stores. A GPU may need another: then `native` names it, and `repack` converts to it.

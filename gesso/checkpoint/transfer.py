@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from gesso.checkpoint.stored import Recipe, Stored
+from gesso.checkpoint.stored import ParameterRecipe, Stored
 from gesso.errors import CheckpointError
 from gesso.progress import Progress
 
@@ -41,11 +41,11 @@ DTYPES = {
 
 
 def fetched(
-    recipes: Iterable[tuple[str, Recipe]], device: torch.device, label: str, mapped: Sequence[str] = ()
-) -> Iterator[tuple[str, Recipe, list[Tensor]]]:
+    recipes: Iterable[tuple[str, ParameterRecipe]], device: torch.device, label: str, mapped: Sequence[str] = ()
+) -> Iterator[tuple[str, ParameterRecipe, list[Tensor]]]:
     """Yield every recipe with its parts as tensors on the device. A CPU maps those of the formats in `mapped`."""
     recipes = list(recipes)
-    waiting: deque[tuple[str, Recipe, Wait]] = deque()
+    waiting: deque[tuple[str, ParameterRecipe, Wait]] = deque()
     ahead = 0
     with (
         _progress(sum(recipe.nbytes for _, recipe in recipes), label) as advance,

@@ -16,7 +16,7 @@ from gesso.model.config import Config
 if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad path
     import torch
 
-    from gesso.checkpoint.source import Source
+    from gesso.checkpoint.source import CheckpointSource
     from gesso.model.transformer import DiffusionGemma
     from gesso.model.vision import Vision
 
@@ -40,7 +40,7 @@ def vision_bytes(config: Config, value_bytes: int) -> int:
     return value_bytes * sum(map(math.prod, vision_tensors(config).values())) if config.has_image_tokens else 0
 
 
-def has_vision(source: "Source") -> bool:
+def has_vision(source: "CheckpointSource") -> bool:
     """Return whether a checkpoint has a tower that its model can use. One of zeros stands for a missing one."""
     if not source.config.has_image_tokens:
         return False
@@ -53,7 +53,11 @@ def has_vision(source: "Source") -> bool:
 
 
 def attach_vision(
-    model: "DiffusionGemma", source: "Source", device: "torch.device", dtype: "torch.dtype", on_host: bool = False
+    model: "DiffusionGemma",
+    source: "CheckpointSource",
+    device: "torch.device",
+    dtype: "torch.dtype",
+    on_host: bool = False,
 ) -> None:
     """Give the model the tower of its checkpoint, if there is one. If it is `on_host`, its matrices stay there."""
     if not has_vision(source):
@@ -94,7 +98,7 @@ def attach_vision(
         place(name, tensor)
 
 
-def _stored(source: "Source") -> Iterator[Stored]:
+def _stored(source: "CheckpointSource") -> Iterator[Stored]:
     stored, _ = source.headers
     return (part for name, part in stored.items() if is_vision(name))
 

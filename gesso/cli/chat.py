@@ -19,7 +19,7 @@ from gesso.cli.options import (
     GenerationOptions,
     Json,
     Live,
-    Loading,
+    LoadOptions,
     ModelArgument,
     read_json,
     with_options,
@@ -66,7 +66,7 @@ def chat(
     json: Json = False,
     decode: Decode = None,
     *,
-    loading: Loading,
+    loading: LoadOptions,
     options: GenerationOptions,
 ) -> None:
     """Chat with the model. With piped stdin, every line is a message."""

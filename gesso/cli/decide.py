@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from gesso.cli.images import IMAGE_TOKENS, Images, ImageTokens, content, open_pictures, prepared
-from gesso.cli.options import Json, Loading, with_options
+from gesso.cli.options import Json, LoadOptions, with_options
 from gesso.cli.terminal import print_json, print_text
 from gesso.errors import InputError
 
@@ -22,7 +22,7 @@ def decide(
     image_tokens: ImageTokens = IMAGE_TOKENS,
     json: Json = False,
     *,
-    loading: Loading,
+    loading: LoadOptions,
 ) -> None:
     """Choose among several answers to a question, or continuations of a text, with the probability of each."""
     if is_text and image:

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from gesso.cli.terminal import print_text
-from gesso.demo import EXAMPLES, Example
+from gesso.demo import EXAMPLES, DemoExample
 
 NEXT = """\
 Next:
@@ -26,7 +26,7 @@ def demo(context: typer.Context) -> None:
     print_text(NEXT)
 
 
-def _run(example: Example, context: typer.Context) -> None:
+def _run(example: DemoExample, context: typer.Context) -> None:
     """Run the command of an example in this process, without defaults from the configuration file.
 
     Another process would import torch again, which takes longer than the example.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gesso.cli.options import Denoising, Model, with_options
+from gesso.cli.options import Model, SettingOptions, with_options
 from gesso.cli.terminal import note, print_text
 from gesso.cli.train import is_given, train_recipe
 from gesso.errors import InputError
@@ -105,7 +105,7 @@ def distill(
     batch_size: Annotated[int | None, _training("Examples per step. Default: 64, 16 on a CPU.", min=2)] = None,
     lr: Annotated[float | None, _training("Peak learning rate. Default: by the width of the model.")] = None,
     *,
-    denoising: Denoising,
+    denoising: SettingOptions,
 ) -> None:
     """Teach a model to write its own texts in fewer steps.
 
@@ -115,7 +115,7 @@ def distill(
     import torch
 
     from gesso.checkpoint.find import find_directory
-    from gesso.distill.plan import Given, make_recipe
+    from gesso.distill.plan import DistillOptions, make_recipe
     from gesso.model.config import Config
     from gesso.train.recipe import load
 
@@ -156,7 +156,7 @@ def distill(
         return
     if settings is None:
         assert out is not None
-        chosen = Given(
+        chosen = DistillOptions(
             out=out, trajectories=places, data=tuple(data or ()), model=model, quantize=quantize, lora=lora,
             targets=tuple(name.strip() for name in targets.split(",")), objective=objective, certainty=certainty,
             depth=depth, rows=rows, steps=steps, batch_size=batch_size, lr=lr, seed=seed,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gesso.cli.options import Candidates, Denoising, Loading, with_options
+from gesso.cli.options import Candidates, LoadOptions, SettingOptions, with_options
 from gesso.cli.terminal import print_json, print_text
 from gesso.errors import InputError
 from gesso.progress import Progress
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gesso.api import Gesso
     from gesso.eval import Item, Task
     from gesso.eval.evaluate import Evaluation
-    from gesso.eval.paired import Comparison, Run
+    from gesso.eval.paired import ComparedRun, Comparison
 
 
 @with_options
@@ -78,8 +78,8 @@ def evaluate(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything, item by item, as one JSON list.")] = False,
     *,
-    loading: Loading,
-    denoising: Denoising,
+    loading: LoadOptions,
+    denoising: SettingOptions,
 ) -> None:
     """Score a model on a task or on rows of your own. Every figure has a 95 % interval."""
     from gesso.eval.task import LOG_PROBABILITY
@@ -118,7 +118,7 @@ def evaluate(
             print_text(change.summary())
 
 
-def _earlier(path: Path, items: "Sequence[Item]", count: int) -> "list[Run]":
+def _earlier(path: Path, items: "Sequence[Item]", count: int) -> "list[ComparedRun]":
     """Return the runs in a file, one for each of `count` evaluations. Reject other items before a model is loaded."""
     from gesso.eval.evaluate import fingerprint
     from gesso.eval.paired import check_same_items, read_runs
@@ -132,14 +132,14 @@ def _earlier(path: Path, items: "Sequence[Item]", count: int) -> "list[Run]":
 
 
 def _compared(
-    earlier: "Sequence[Run] | None", evaluations: "Sequence[Evaluation]"
+    earlier: "Sequence[ComparedRun] | None", evaluations: "Sequence[Evaluation]"
 ) -> "Sequence[Comparison] | Sequence[None]":
     """Return the difference of each evaluation to the earlier one at its place."""
-    from gesso.eval.paired import Run, compare
+    from gesso.eval.paired import ComparedRun, compare
 
     if earlier is None:
         return [None] * len(evaluations)
-    return [compare(before, Run.of(after)) for before, after in zip(earlier, evaluations, strict=True)]
+    return [compare(before, ComparedRun.of(after)) for before, after in zip(earlier, evaluations, strict=True)]
 
 
 def _evaluate(

@@ -7,7 +7,7 @@ import typer
 
 from gesso import renamed
 from gesso.cli.delivery import deliver
-from gesso.cli.options import Decode, GenerationOptions, Json, Live, Loading, with_options
+from gesso.cli.options import Decode, GenerationOptions, Json, Live, LoadOptions, with_options
 from gesso.cli.terminal import follow, lines
 from gesso.errors import InputError
 
@@ -21,7 +21,7 @@ def generate(
     json: Json = False,
     decode: Decode = None,
     *,
-    loading: Loading,
+    loading: LoadOptions,
     options: GenerationOptions,
 ) -> None:
     """Continue a text."""

@@ -13,7 +13,7 @@ from gesso.cli.terminal import print_json, print_styled, print_text
 from gesso.errors import InputError
 
 if TYPE_CHECKING:
-    from gesso.checkpoint.source import Source
+    from gesso.checkpoint.source import CheckpointSource
 
 
 def info(
@@ -69,7 +69,7 @@ def _missing_kernels() -> list[str]:
     return missing_kernels(torch.device("cuda"))
 
 
-def _source(model: str | None) -> "Source":
+def _source(model: str | None) -> "CheckpointSource":
     """Return the checkpoint to describe. The shape of DiffusionGemma is known without its files."""
     from gesso.checkpoint.aliases import is_automatic
     from gesso.checkpoint.find import find

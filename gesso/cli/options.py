@@ -159,7 +159,7 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loading(ModelOptions):
+class LoadOptions(ModelOptions):
     """The model to load with its adapter."""
 
     adapter: Annotated[str | None, typer.Option(help="Directory of an adapter to apply to the model.")] = None
@@ -210,7 +210,7 @@ _SettingOptions = make_dataclass(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Denoising(_SettingOptions):  # type: ignore[valid-type, misc]
+class SettingOptions(_SettingOptions):  # type: ignore[valid-type, misc]
     """All diffusion settings. None: not given, so the preset or the checkpoint decides.
 
     Settings without an option of their own are fields for one more release: their former options, hidden.
@@ -260,7 +260,7 @@ def _as_text(value: Any) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationOptions(Denoising):
+class GenerationOptions(SettingOptions):
     """The options of one answer: length, seed, stop strings, constraint and diffusion settings."""
 
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum number of tokens per answer.")] = None

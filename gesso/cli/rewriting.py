@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gesso.cli.options import Candidates, GenerationOptions, Loading, with_options
+from gesso.cli.options import Candidates, GenerationOptions, LoadOptions, with_options
 from gesso.cli.terminal import note, print_as_is, print_json, print_text, whole_stdin
 from gesso.errors import InputError
 from gesso.files import read_bytes, read_text, replacing
@@ -46,7 +46,7 @@ def infill(
     candidates: Candidates = 1,
     json: Json = False,
     *,
-    loading: Loading,
+    loading: LoadOptions,
     options: GenerationOptions,
 ) -> None:
     """Fill the holes of a text, from left to right."""
@@ -89,7 +89,7 @@ def edit(
     context: Context = None,
     json: Json = False,
     *,
-    loading: Loading,
+    loading: LoadOptions,
     options: GenerationOptions,
 ) -> None:
     """Replace a span of a text and keep the rest."""

@@ -30,7 +30,7 @@ from gesso.cli.terminal import note, print_text
 from gesso.cli.windows import reject_windows
 from gesso.errors import InputError
 from gesso.memory.device import SHARE
-from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
 from gesso.settings import SETTINGS
 
 
@@ -56,13 +56,13 @@ def _ray(help: str, *, name: str | None = None, metavar: str | None = None) -> A
 def _limit(declared: "Field[Any]") -> tuple[str, Any, Any]:
     """Return a limit as a field of a dataclass of options: name, type and default."""
     help, least = declared.metadata["help"], declared.metadata["least"]
-    option = typer.Option(help=help, min=least, rich_help_panel="Limits")
+    option = typer.Option(help=help, min=least, rich_help_panel="ServerLimits")
     return declared.name, Annotated[declared.type, option], declared.default
 
 
 LimitOptions: Any = make_dataclass(
     "LimitOptions",
-    [_limit(declared) for declared in fields(Limits) if declared.metadata["help"]],
+    [_limit(declared) for declared in fields(ServerLimits) if declared.metadata["help"]],
     frozen=True,
     kw_only=True,
 )
@@ -147,7 +147,7 @@ def serve(
             cache_dir=None if cache_dir is None else str(cache_dir.expanduser().resolve()),
             text_only=text_only,
         ),
-        limits=Limits(**vars(limits)),
+        limits=ServerLimits(**vars(limits)),
         name=name,
         keys=keys,
         cors_origins=tuple(cors_origin or ()),

@@ -9,7 +9,7 @@ import typer
 
 from gesso.bundled import SOLVER
 from gesso.cli.images import open_pictures
-from gesso.cli.options import EXIT_CODES, Denoising, Json, Live, Loading, Seed, with_options
+from gesso.cli.options import EXIT_CODES, Json, Live, LoadOptions, Seed, SettingOptions, with_options
 from gesso.cli.terminal import note, print_json, print_text
 from gesso.errors import InputError
 
@@ -41,8 +41,8 @@ def sudoku(
     live: Live = True,
     json: Json = False,
     *,
-    loading: Loading,
-    denoising: Denoising,
+    loading: LoadOptions,
+    denoising: SettingOptions,
 ) -> None:
     """Solve Sudokus by diffusion, all cells at once."""
     from gesso.cli import sudoku_view as solving

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gesso.cli.options import GenerationOptions, Json, Live, Loading, with_options
+from gesso.cli.options import GenerationOptions, Json, Live, LoadOptions, with_options
 from gesso.cli.terminal import follow, note, print_json, print_text
 from gesso.errors import InputError
 
@@ -21,7 +21,7 @@ def trace(
     live: Live = True,
     json: Json = False,
     *,
-    loading: Loading,
+    loading: LoadOptions,
     options: GenerationOptions,
 ) -> None:
     """Continue a text and write a file that replays its denoising steps."""
@@ -35,12 +35,12 @@ def trace(
     keywords = options.keywords()
     model = loading.load(max_batch=1)
     from gesso.trace import html, svg
-    from gesso.trace.run import CANDIDATES, Run, recorded
+    from gesso.trace.run import CANDIDATES, TracedRun, recorded
 
     drafts: list[dict[str, Any]] = []
     events = model.stream(prompt, draft_logprobs=CANDIDATES, **keywords)
     result = follow(model, recorded(model, events, drafts), live and not json)
-    run = Run(prompt, drafts, result)
+    run = TracedRun(prompt, drafts, result)
     if kind == ".gif":
         gif.write(run, output)
     else:

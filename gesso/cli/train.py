@@ -15,7 +15,7 @@ from gesso.errors import InputError
 from gesso.memory.allocator import allocator_settings
 
 if TYPE_CHECKING:
-    from gesso.train.plan import Plan
+    from gesso.train.plan import TrainingPlan
     from gesso.train.recipe import Recipe
 
 
@@ -132,16 +132,16 @@ def is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _plan(options: Mapping[str, Any], check: bool) -> "Plan":
+def _plan(options: Mapping[str, Any], check: bool) -> "TrainingPlan":
     """Return the plan for the options of the command line. Lists become tuples, as a recipe has them."""
     import torch
 
-    from gesso.train.plan import Given, make_plan
+    from gesso.train.plan import TrainOptions, make_plan
 
     given = {name: options[name] for name in WITH_DATA}
     given["targets"] = [name.strip() for name in (given["targets"] or "").split(",") if name.strip()]
     lists = {name: tuple(given[name] or ()) for name in ("data", "held_out", "targets", "log")}
-    return make_plan(Given(**{**given, **lists}), "cuda" if torch.cuda.is_available() else "cpu", check=check)
+    return make_plan(TrainOptions(**{**given, **lists}), "cuda" if torch.cuda.is_available() else "cpu", check=check)
 
 
 def train_recipe(recipe: "Recipe", minutes: float | None, *, written: bool, memory: str | None = None) -> None:

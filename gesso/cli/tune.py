@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gesso.cli.eval import clue_range
-from gesso.cli.options import Loading, with_options
+from gesso.cli.options import LoadOptions, with_options
 from gesso.cli.terminal import note, print_json, print_text
 from gesso.errors import InputError
 from gesso.progress import Progress
@@ -63,7 +63,7 @@ def tune(
     plot: Annotated[Path | None, typer.Option(help="Write quality against passes as SVG.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
     *,
-    loading: Loading,
+    loading: LoadOptions,
 ) -> None:
     """Find the settings with the fewest passes at the same quality, for a checkpoint and your own prompts.
 

@@ -18,7 +18,7 @@ BOOKING = {"restaurant": "Luigi", "guests": 4, "time": "19:30", "outdoor": True}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Example:
+class DemoExample:
     title: str
     arguments: tuple[str | Path, ...]  # of `gesso`, without --seed
     seed: int
@@ -39,25 +39,25 @@ class Example:
 
 
 EXAMPLES = (
-    Example(
+    DemoExample(
         title="A Sudoku: all 51 empty cells are filled at once",
         arguments=("sudoku", PUZZLE),
         seed=7,
         answer=SOLUTION,
     ),
-    Example(
+    DemoExample(
         title="A Sudoku in a picture: the model reads the digits and solves it",
         arguments=("sudoku", "--image", FILES / "puzzle.jpg"),
         seed=1,
         answer=SOLUTION_OF_PICTURE,
     ),
-    Example(
+    DemoExample(
         title="A missing line: the model sees the code before and after it",
         arguments=("infill", FILES / "point.txt"),
         seed=1,
         answer=(FILES / "point.txt").read_text(encoding="utf-8").replace("<FILL>", "self.y = y"),
     ),
-    Example(
+    DemoExample(
         title="A booking: the model calls a tool with the arguments that the sentence contains",
         arguments=("chat", "--tools", FILES / "book_table.json"),
         seed=1,

@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from gesso.diffusion.moment import Moment
-from gesso.diffusion.noise import Draws, Source, TokenDraws
+from gesso.diffusion.moment import StepContext
+from gesso.diffusion.noise import Draws, NoiseSource, TokenDraws
 from gesso.diffusion.prediction import Prediction
 from gesso.diffusion.samplers import sampler_of
 from gesso.diffusion.schedule import temperature
@@ -68,7 +68,7 @@ class Process:
     """The diffusion process of one request: everything that determines its canvases but the network's predictions."""
 
     settings: Diffusion
-    source: Source
+    source: NoiseSource
     seed: int | Tensor  # of one canvas, or of several [B]
     vocab_size: int
     eos: frozenset[int]
@@ -129,7 +129,7 @@ class Process:
         pinned_C = canvas.pin_C != FREE
         prediction = replace(_with_pins(prediction, canvas.pin_C), remaining=remaining)
         sampler = sampler_of(self.settings)
-        moment = Moment(
+        moment = StepContext(
             settings=self.settings,
             remaining=remaining,
             vocab_size=self.vocab_size,

@@ -18,7 +18,7 @@ from gesso.settings import Diffusion
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepContext:
     """The point in the process at which a sampler is called, and its random numbers."""
 
     settings: Diffusion
@@ -44,7 +44,7 @@ class Sampler(Rule, ABC):
     kind: ClassVar[str] = "sampler"
 
     @abstractmethod
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> tuple[Tensor, Tensor]:
         """Return the next canvas, and the mask of the positions that took a predicted token."""
 
 
@@ -57,7 +57,7 @@ def order_independent(values: Tensor) -> Tensor:
     return values.double() if values.is_cuda else values
 
 
-def accept(accepted_C: Tensor, token_C: Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
+def accept(accepted_C: Tensor, token_C: Tensor, moment: StepContext) -> tuple[Tensor, Tensor]:
     """Set accepted positions to their tokens and all others to noise, including those accepted in earlier steps."""
     return torch.where(accepted_C, token_C, moment.noise(token_C)), accepted_C
 

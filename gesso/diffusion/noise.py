@@ -33,7 +33,7 @@ class Draws(Protocol):
         ...
 
 
-class Source(Protocol):
+class NoiseSource(Protocol):
     """A source of random numbers. Pass your own to the engine as `source`."""
 
     def at(self, seed: Any, canvas: Any, step: Any, device: torch.device) -> Draws:
@@ -77,7 +77,7 @@ class HashSource:
 class TokenDraws:
     """The draws of tokens that are written one by one, each a canvas of its own, by their numbers in the text."""
 
-    source: Source
+    source: NoiseSource
     seed: int
     numbers: Sequence[int]
     device: torch.device

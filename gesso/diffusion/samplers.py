@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gesso.diffusion.moment import Moment, Sampler, accept, lowest_within
+from gesso.diffusion.moment import Sampler, StepContext, accept, lowest_within
 from gesso.diffusion.prediction import Prediction
 from gesso.rules import EVERY_STEP, Rule
 from gesso.settings import Diffusion
@@ -28,7 +28,7 @@ class EntropyBound(Sampler):
     bound: float | Tensor  # of several canvases [B, 1]
     reads_host: ClassVar[bool] = False
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> tuple[Tensor, Tensor]:
         return accept(lowest_within(prediction.entropy_C, self.bound), prediction.candidate_C, moment)
 
 
@@ -38,7 +38,7 @@ class NextToken(Sampler):
 
     reads_host: ClassVar[bool] = False
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> tuple[Tensor, Tensor]:
         return prediction.candidate_C, torch.ones_like(prediction.candidate_C, dtype=torch.bool)
 
 
@@ -52,7 +52,7 @@ class SamplerFunction(Sampler):
     def memory(self) -> int:
         return EVERY_STEP
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> tuple[Tensor, Tensor]:
         return self.function(canvas_C, prediction, moment)
 
 

@@ -32,7 +32,7 @@ SAVES = 4  # checkpoints per run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class DistillOptions:
     """The options of the command. None: derive the value."""
 
     out: str
@@ -52,7 +52,7 @@ class Given:
     seed: int = 0
 
 
-def make_recipe(given: Given, config: Config, device: str) -> Recipe:
+def make_recipe(given: DistillOptions, config: Config, device: str) -> Recipe:
     """Return a recipe for complete recordings. `device` is cuda or cpu."""
     recorded = Trajectories([Path(name) for name in given.trajectories])
     files = given.data or tuple(file for name in given.trajectories for file in _reference_files(Path(name)))

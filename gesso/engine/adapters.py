@@ -12,11 +12,11 @@ from gesso.errors import InputError
 class Adapter:
     """An adapter that is attached to the model. `free` detaches it.
 
-    Each has a generation of its own; 0 is the base model. A row of the cache is reused only by requests of the same
-    generation, so an adapter never leaves its keys and values to a later one of the same name.
+    Each has an epoch of its own; 0 is the base model. A row of the cache is reused only by requests of the same
+    epoch, so an adapter never leaves its keys and values to a later one of the same name.
     """
 
-    generation: int
+    adapter_epoch: int
     free: Callable[[], None]
 
 
@@ -25,7 +25,7 @@ class AdapterTable:
         """Make an empty table; `changed` tells the backend that adapters were attached or detached."""
         self.known: dict[str, Adapter] = {}
         self.retired: dict[str, Adapter] = {}  # only running requests may use them
-        self._generations, self._changed = itertools.count(1), changed
+        self._epochs, self._changed = itertools.count(1), changed
 
     def add(self, name: str, free: Callable[[], None]) -> None:
         """Add an adapter that has been attached to the model. After an error it is detached again."""
@@ -35,7 +35,7 @@ class AdapterTable:
             free()
             self._changed()
             raise
-        self.known[name] = Adapter(next(self._generations), free)
+        self.known[name] = Adapter(next(self._epochs), free)
 
     def check(self, name: str | None) -> None:
         """Raise InputError unless a new request may name this adapter."""
@@ -43,8 +43,8 @@ class AdapterTable:
             known = ", ".join(self.known) or "none"
             raise InputError(f"there is no adapter called {shown(name)}; loaded are: {known}")
 
-    def generation(self, name: str | None) -> int:
-        return 0 if name is None else self.known[name].generation
+    def adapter_epoch(self, name: str | None) -> int:
+        return 0 if name is None else self.known[name].adapter_epoch
 
     def retire(self, name: str) -> None:
         """Reject new requests with an adapter."""

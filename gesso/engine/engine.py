@@ -11,7 +11,7 @@ import torch
 from gesso.backends import Backend, for_model
 from gesso.constraints.budget import deadline, going_first
 from gesso.diffusion.canvas import Canvas
-from gesso.diffusion.noise import HashSource, Source
+from gesso.diffusion.noise import HashSource, NoiseSource
 from gesso.engine.adapters import AdapterTable
 from gesso.engine.canvases import first_canvas, next_canvas
 from gesso.engine.ending import commit, result
@@ -49,7 +49,7 @@ class Engine:
         max_length: int | None = None,
         prefill: int = PREFILL,
         piece: int = PIECE,
-        source: Source | None = None,
+        source: NoiseSource | None = None,
         backend: Backend | None = None,
     ) -> None:
         """Make an engine that runs `max_batch` requests at once.
@@ -113,7 +113,7 @@ class Engine:
         """Queue a request and return its id, which identifies it in events and in `cancel`."""
         self.check(request)
         job = self._start(request)
-        job.generation = self.adapters.generation(request.adapter)
+        job.adapter_epoch = self.adapters.adapter_epoch(request.adapter)
         self.running[job.id] = job
         self.scheduler.waiting.append(job)
         return job.id
@@ -202,7 +202,7 @@ class Engine:
             needs_last = isinstance(running, Scoring) or running.request.diffusion.by_token
             needed = prompt[:-1] if needs_last else prompt
             cached = self.scheduler.reusable(row, running, len(needed), self.cache)
-            files = None if running.generation else self.prefixes
+            files = None if running.adapter_epoch else self.prefixes
             if files is not None and files.stored(needed, running.cuts) > cached:
                 self.cache.cut(row, 0)
                 cached = files.read(self.cache, row, needed, running.cuts)
@@ -221,7 +221,7 @@ class Engine:
         """Cut the request's cache row back to `start` tokens, and queue the rest of its text."""
         self.cache.cut(running.row, start)
         held = list(running.request.prompt[:start])
-        self.scheduler.rows[running.row] = Row(held, running.cuts, start, running.generation, used=running.id + 1)
+        self.scheduler.rows[running.row] = Row(held, running.cuts, start, running.adapter_epoch, used=running.id + 1)
         running.pending = running.pieces(start)
 
     # --- one pass -----------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ class Engine:
                 row.whole = len(row.tokens)
         if item.texts and row.whole == len(row.tokens) == item.running.saved_length:
             self.cache.save(item.running.row, len(row.tokens))
-        if item.texts and row.whole == len(row.tokens) and self.prefixes and not row.generation:
+        if item.texts and row.whole == len(row.tokens) and self.prefixes and not row.adapter_epoch:
             self.prefixes.write(self.cache, item.running.row, row.tokens, row.cuts)
         if item.texts and self.on_read is not None and len(row.tokens) <= prompt:
             self.on_read(len(row.tokens), prompt)

@@ -34,17 +34,17 @@ class Candidates:
 
     tokens_CK: Ints  # the most likely tokens, in descending order; among equals, the lowest first
     logits_CK: Floats
-    asked: Callable[[Ints], Floats]  # the logits [C, U] of any tokens [U]
+    logits_at_tokens: Callable[[Ints], Floats]  # the logits [C, U] of any tokens [U]
 
     @staticmethod
     def of(logits_CV: Tensor) -> "Candidates":
         """Return the candidates of positions whose logits are all known."""
         tokens_CK = top_tokens(logits_CV, LIKELY)
 
-        def asked(tokens_U: Ints) -> Floats:
+        def logits_at_tokens(tokens_U: Ints) -> Floats:
             return _numbers(logits_CV[:, torch.from_numpy(tokens_U).to(logits_CV.device)])
 
-        return Candidates(tokens_CK.cpu().numpy(), _numbers(logits_CV.take_along_dim(tokens_CK, -1)), asked)
+        return Candidates(tokens_CK.cpu().numpy(), _numbers(logits_CV.take_along_dim(tokens_CK, -1)), logits_at_tokens)
 
 
 def _numbers(values: Tensor) -> Floats:
@@ -130,7 +130,7 @@ def scores_of(candidates: Candidates, entropy_C: Floats, guide: Guide) -> Scores
     best_C1 = candidates.logits_CK[:, :1]
 
     def ask(tokens_U: Ints) -> Floats:
-        return (candidates.asked(tokens_U) - best_C1) * weight_C1
+        return (candidates.logits_at_tokens(tokens_U) - best_C1) * weight_C1
 
     filling = np.array(sorted(guide.eos | guide.padding))
     filling_CU = ask(filling)

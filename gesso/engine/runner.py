@@ -17,7 +17,7 @@ from gesso.backends.base import PREDICTING, Backend, Piece, Step
 from gesso.backends.torch import summarize
 from gesso.constraints.budget import Paused, Pauses, deadline, pausing, repeated
 from gesso.diffusion.canvas import Canvas
-from gesso.diffusion.noise import HashSource, Source
+from gesso.diffusion.noise import HashSource, NoiseSource
 from gesso.diffusion.prediction import Prediction
 from gesso.diffusion.verified import advance as advance_verified
 from gesso.diffusion.verified import halves
@@ -100,7 +100,7 @@ def _joined(outcomes: Sequence[Outcome | Encoded]) -> list[Outcome | Encoded]:
 class Runner:
     """Run passes on a backend."""
 
-    def __init__(self, backend: Backend, source: Source) -> None:
+    def __init__(self, backend: Backend, source: NoiseSource) -> None:
         self.backend, self.model = backend, backend.model
         self.seen = Seen(backend.see, self.model.device)
         self.captures = backend.captures and isinstance(source, HashSource)  # custom sources draw on the host
@@ -372,9 +372,9 @@ class Runner:
             return Candidates.of(self.backend.logits(hidden_CH) if logits_CV is None else logits_CV[start:])
         # The hidden states are ready when their likely tokens have been read.
         found = tokens_CK[start:].cpu().numpy(), logits_CK[start:].cpu().numpy()
-        return Candidates(*found, partial(self._asked, hidden_CH))
+        return Candidates(*found, partial(self._logits_at_tokens, hidden_CH))
 
-    def _asked(self, hidden_CH: Tensor, tokens_U: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _logits_at_tokens(self, hidden_CH: Tensor, tokens_U: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the logits [C, U] of these tokens, while the device may be running another pass."""
         with torch.cuda.stream(self.aside):  # None on a CPU, which has no streams
             found: NDArray[np.float32]

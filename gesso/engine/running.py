@@ -22,7 +22,7 @@ class Running:
     canvas_length: int  # of full canvases; the last one may be shorter
     tokens: list[int] = field(default_factory=list)  # committed canvases
     state: int = START  # of the constraint after `tokens`
-    generation: int = 0  # of the adapter, see `gesso.engine.adapters`
+    adapter_epoch: int = 0  # of the adapter, see `gesso.engine.adapters`
     row: int = -1
     pending: deque[tuple[int, ...]] = field(default_factory=deque)  # text to encode, piece by piece
     left_out: int = 0  # successive passes that read only text of other requests

@@ -81,14 +81,14 @@ class Work:
 class Row:
     """The contents of a cache row: tokens, of which the first `whole` were encoded in the whole pieces of a prompt.
 
-    `cuts` are those of the prompt. `generation` is that of the adapter they were encoded with, see
+    `cuts` are those of the prompt. `adapter_epoch` is that of the adapter they were encoded with, see
     `gesso.engine.adapters`.
     """
 
     tokens: list[int] = field(default_factory=list)
     cuts: Cuts = field(default_factory=lambda: Cuts(0))
     whole: int = 0
-    generation: int = 0
+    adapter_epoch: int = 0
     used: int = 0  # when it was last assigned to a request
 
 
@@ -185,7 +185,7 @@ class Scheduler:
         Keys and values of another adapter, or of a former one with the same name, are never reused.
         """
         held = self.rows[row]
-        if held.generation != job.generation:
+        if held.adapter_epoch != job.adapter_epoch:
             return 0
         same, start, prompt = [], 0, job.request.prompt
         for end in job.cuts.ends(min(held.whole, most)):

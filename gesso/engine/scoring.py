@@ -31,7 +31,7 @@ class Scoring:
     id: int
     request: Score
     cuts: Cuts  # of its prompt
-    generation: int = 0  # of the adapter, see `gesso.engine.adapters`
+    adapter_epoch: int = 0  # of the adapter, see `gesso.engine.adapters`
     row: int = -1
     pending: deque[tuple[int, ...]] = field(default_factory=deque)  # pieces of text to encode
     left_out: int = 0  # successive passes that read only text of other requests

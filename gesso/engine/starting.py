@@ -1,7 +1,7 @@
 """The state of a request when it enters the engine: before its first pass, or where an earlier run left off."""
 
 from gesso.diffusion.canvas import Process
-from gesso.diffusion.noise import Source
+from gesso.diffusion.noise import NoiseSource
 from gesso.engine.canvases import first_canvas
 from gesso.engine.final_text import Decode, final_text
 from gesso.engine.pieces import cut
@@ -13,7 +13,7 @@ from gesso.model.transformer import DiffusionGemma
 
 
 def start(
-    job_id: int, request: Request | Score, model: DiffusionGemma, source: Source, decode: Decode, piece: int
+    job_id: int, request: Request | Score, model: DiffusionGemma, source: NoiseSource, decode: Decode, piece: int
 ) -> Job:
     """Return the state of a request that has just been submitted. Its prompt is cut into pieces of `piece` tokens."""
     if isinstance(request, Score):

@@ -132,7 +132,7 @@ def _standard_error(values: Values) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class ComparedRun:
     """The part of an evaluation that a comparison needs, item by item. Passes are None if an item failed."""
 
     task: str
@@ -141,11 +141,11 @@ class Run:
     passes: Sequence[float | None]
 
     @classmethod
-    def of(cls, evaluation: "Evaluation") -> "Run":
+    def of(cls, evaluation: "Evaluation") -> "ComparedRun":
         return cls.from_dict(evaluation.to_dict())
 
     @classmethod
-    def from_dict(cls, raw: Any) -> "Run":
+    def from_dict(cls, raw: Any) -> "ComparedRun":
         """Return the run of an evaluation as `gesso eval --json` prints it."""
         try:
             items = raw["items"]
@@ -192,7 +192,7 @@ def check_same_items(before: str, after: str) -> None:
         )
 
 
-def compare(before: Run, after: Run) -> Comparison:
+def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
     """Return the paired differences of two evaluations. They must have the same items."""
     check_same_items(before.fingerprint, after.fingerprint)
     both = [(a, b) for a, b in zip(before.passes, after.passes, strict=True) if a is not None and b is not None]
@@ -210,13 +210,13 @@ def compare(before: Run, after: Run) -> Comparison:
     )
 
 
-def read_runs(path: Path) -> list[Run]:
+def read_runs(path: Path) -> list[ComparedRun]:
     """Return the evaluations in a file that `gesso eval --json` printed."""
     try:
         raw = parse_json(read_text(path))
         if not isinstance(raw, list) or not raw:
             raise InputError(f"expected a list of evaluations as gesso eval --json prints it, got {shown(raw)}")
-        return [Run.from_dict(evaluation) for evaluation in raw]
+        return [ComparedRun.from_dict(evaluation) for evaluation in raw]
     except ValueError as error:  # InputError is one
         raise InputError(f"{path}: {error if isinstance(error, InputError) else f'not JSON: {error}'}") from None
 

@@ -46,7 +46,7 @@ RULES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class StepCost:
     """Cost of one denoising step in one precision, independent of batch and context."""
 
     dense_bytes: int  # read for any tokens, the embedding twice
@@ -109,7 +109,7 @@ class Fit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CardPlan:
     card: Card
     usable_bytes: int
     workspace_bytes: int  # of a single sequence
@@ -126,13 +126,13 @@ class Plan:
         return next((fit for fit in self.fits if fit.precision == self.choice), None)
 
 
-def plan(config: Config, card: Card, steps: int = STEPS) -> Plan:
+def plan(config: Config, card: Card, steps: int = STEPS) -> CardPlan:
     budget = budget_on(config, card)
     model = empty_model(config)
     context = min(CONTEXTS[0], config.max_position_embeddings)
     fits = tuple(_fit(budget, model, card, TITLES[name], context, steps) for name in budget.precisions())
     choice, reason = _choose(fits)
-    return Plan(
+    return CardPlan(
         card=card,
         usable_bytes=card.usable_bytes,
         workspace_bytes=budget.workspace(1),
@@ -200,7 +200,7 @@ def _fit(budget: "Budget", model: "DiffusionGemma", card: Card, precision: str, 
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
-def _load(budget: "Budget", model: "DiffusionGemma", quantize: str) -> Load:
+def _load(budget: "Budget", model: "DiffusionGemma", quantize: str) -> StepCost:
     from gesso.checkpoint.quantize.formats import format_of, is_expert
 
     config, sizes = budget.config, budget.sizes_of(quantize)
@@ -220,13 +220,13 @@ def _load(budget: "Budget", model: "DiffusionGemma", quantize: str) -> Load:
     if config.tie_word_embeddings:  # head and embedding are one tensor, which is read twice
         dense += sizes[EMBEDDING].nbytes
         plain += model.get_parameter(EMBEDDING).numel()
-    return Load(
+    return StepCost(
         dense_bytes=dense, expert_bytes=experts, expert_values=active, matrix_values=matrices, bf16_values=plain
     )
 
 
 def _floor(
-    config: Config, load: Load, card: Card, precision: str, batch: int, context: int, steps: int, copied: int
+    config: Config, load: StepCost, card: Card, precision: str, batch: int, context: int, steps: int, copied: int
 ) -> Floor:
     tokens = batch * config.canvas_length
     share = expert_share(config.num_experts, config.top_k_experts, tokens)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from gesso.checkpoint.source import Source
-from gesso.checkpoint.stored import FLOATS, Recipe
+from gesso.checkpoint.source import CheckpointSource
+from gesso.checkpoint.stored import FLOATS, ParameterRecipe
 
 if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad path
     from gesso.checkpoint.quantize.packed import Packed
@@ -38,11 +38,11 @@ class StoredAs:
     error: float  # of `on_gpu` against `stored`; 0 if it is exact
 
 
-def stored_formats(source: Source) -> tuple[StoredAs, ...]:
+def stored_formats(source: CheckpointSource) -> tuple[StoredAs, ...]:
     """Return the formats of all matrices. Vectors are few and always stored in full."""
     matrices = [(name, recipe) for name, recipe in source.recipes.items() if len(recipe.shape) > 1]
 
-    def key(named: tuple[str, Recipe]) -> tuple[int, str, str]:
+    def key(named: tuple[str, ParameterRecipe]) -> tuple[int, str, str]:
         return _place(named[0]), named[1].format, named[1].native
 
     rows = []
@@ -65,7 +65,7 @@ def _place(name: str) -> int:
     return next((place for place, (_, part) in enumerate(KINDS) if part in name), len(KINDS))
 
 
-def _error(recipe: Recipe) -> float:
+def _error(recipe: ParameterRecipe) -> float:
     """Return the error of repacking, measured on the first expert or on the whole matrix."""
     if recipe.repack is None:
         return 0.0

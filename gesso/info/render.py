@@ -14,8 +14,8 @@ from gesso.memory.units import gigabytes, short
 from gesso.printable import printable
 
 if TYPE_CHECKING:
-    from gesso.info.fit import Plan
-    from gesso.info.report import Architecture, Memory, Parameters, Report, Weights
+    from gesso.info.fit import CardPlan
+    from gesso.info.report import Architecture, Memory, ModelReport, Parameters, Weights
 
 
 CPU_NOTE = "read per token: token by token; without --write, gesso measures whether canvases are faster"
@@ -47,7 +47,7 @@ def _columns(*heads: str, caption: str | None = None) -> Table:
 # --- a checkpoint ---------------------------------------------------------------------------------------------------
 
 
-def render_report(report: "Report", console: Console) -> None:
+def render_report(report: "ModelReport", console: Console) -> None:
     console.print(Text(printable(report.name), style="bold"))
     where = printable(report.path) if report.path else "the published shape; no file was read or downloaded"
     console.print(Text(where, style="dim", overflow="fold"))
@@ -101,7 +101,7 @@ def _memory_unit(memory: "tuple[Memory, ...]") -> tuple[str, float]:
     return ("GB, 10^9 bytes", 1e9) if largest >= 1e9 else ("MB, 10^6 bytes", 1e6)
 
 
-def _memory_table(report: "Report", unit: float) -> Table:
+def _memory_table(report: "ModelReport", unit: float) -> Table:
     """Return a table by precision: weights, and weights and cache together for each context; the cache alone."""
 
     def amount(size: int | None) -> str:
@@ -117,7 +117,7 @@ def _memory_table(report: "Report", unit: float) -> Table:
     return table
 
 
-def _cpu_table(report: "Report", unit: float) -> Table:
+def _cpu_table(report: "ModelReport", unit: float) -> Table:
     """Return a table by `--quantize`. A large model is measured when it is loaded, to choose how it writes."""
     context = f"{report.cpu[0].context:,} tokens"
     table = _columns("--quantize", "weights", f"in all, for {context}", "read per token", caption=CPU_NOTE)
@@ -126,7 +126,7 @@ def _cpu_table(report: "Report", unit: float) -> Table:
     return table
 
 
-def _file_table(report: "Report") -> Table:
+def _file_table(report: "ModelReport") -> Table:
     table = Table.grid(padding=(0, 3, 0, 0))
     table.add_column(overflow="fold")
     table.add_column()
@@ -159,7 +159,7 @@ def _format_table(weights: "Weights") -> Table:
 # --- a plan for a card ----------------------------------------------------------------------------------------------
 
 
-def render_plan(plan: "Plan", console: Console) -> None:
+def render_plan(plan: "CardPlan", console: Console) -> None:
     _title(console, f"On the {plan.card.title}")
     console.print(_pairs(_card_rows(plan)))
     _title(console, "What fits")
@@ -180,7 +180,7 @@ def render_plan(plan: "Plan", console: Console) -> None:
         console.print(Text(rule, style="dim"))
 
 
-def _card_rows(plan: "Plan") -> Iterator[tuple[str, str]]:
+def _card_rows(plan: "CardPlan") -> Iterator[tuple[str, str]]:
     card = plan.card
     yield "memory", f"{card.memory_gb:g} GB as sold; usable: {gigabytes(plan.usable_bytes)} of 10^9 bytes"
     yield "bandwidth", f"{card.bandwidth_gbs:,.0f} GB/s"
@@ -196,7 +196,7 @@ def _card_rows(plan: "Plan") -> Iterator[tuple[str, str]]:
         yield "kernels", f"rows × columns of a tile, at one canvas, not measured on most cards. {tiles}"
 
 
-def _fit_table(plan: "Plan") -> Table:
+def _fit_table(plan: "CardPlan") -> Table:
     contexts = [room.context for room in plan.fits[0].rooms]
     names = [f"{context // 1024}K" if context % 1024 == 0 else f"{context:,}" for context in contexts]
     caption = "x 8K: sequences of that many tokens that fit at once; context: the longest for one alone"
@@ -210,7 +210,7 @@ def _fit_table(plan: "Plan") -> Table:
     return table
 
 
-def _stream_table(plan: "Plan") -> Table:
+def _stream_table(plan: "CardPlan") -> Table:
     table = _columns("", "layers streamed", "host memory, copied per step", "copy, ms", "tokens/s")
     for fit in plan.fits:
         if fit.streamed and fit.floors:
@@ -220,7 +220,7 @@ def _stream_table(plan: "Plan") -> Table:
     return table
 
 
-def _time_table(plan: "Plan") -> Table:
+def _time_table(plan: "CardPlan") -> Table:
     table = _columns(
         "", "batch", "experts", "bytes", "operations", "step, ms", "limit", "tokens/s",
         caption="experts: the expected share that a step reads",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.parameters import empty_model, is_vision
 from gesso.checkpoint.safetensors import INDEX
-from gesso.checkpoint.source import Source
+from gesso.checkpoint.source import CheckpointSource
 from gesso.checkpoint.vision import has_vision, is_buffer, vision_bytes, vision_tensors
 from gesso.errors import CheckpointError, InputError
 from gesso.info.formats import StoredAs, stored_formats
@@ -120,7 +120,7 @@ class Weights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class ModelReport:
     name: str
     path: str  # empty: a shape without files
     architecture: Architecture
@@ -133,11 +133,11 @@ class Report:
     problems: tuple[str, ...]
 
 
-def describe(source: Source, name: str) -> Report:
+def describe(source: CheckpointSource, name: str) -> ModelReport:
     config = source.config
     model = empty_model(config)
     weight_files, problems = _examine(source)
-    return Report(
+    return ModelReport(
         name=name,
         path="" if source.path is None else str(source.path.resolve()),
         architecture=_architecture(config),
@@ -159,7 +159,7 @@ def describe(source: Source, name: str) -> Report:
     )
 
 
-def _listed(source: Source) -> list[Path]:
+def _listed(source: CheckpointSource) -> list[Path]:
     """Return the files of a checkpoint; a shape has none."""
     if source.path is None:
         return []
@@ -207,7 +207,7 @@ def _parameters(config: Config, model: "DiffusionGemma") -> Parameters:
     return Parameters(total=text + vision, text=text, vision=vision, active=text - idle)
 
 
-def _memory(source: Source, readable: bool) -> Iterator[Memory]:
+def _memory(source: CheckpointSource, readable: bool) -> Iterator[Memory]:
     """Yield the table. The files of other tools have one row: what their formats become on a GPU."""
     from gesso.memory.budget import PREFILL_GPU, Budget
 
@@ -233,7 +233,7 @@ def _memory(source: Source, readable: bool) -> Iterator[Memory]:
             )
 
 
-def _cpu(source: Source, readable: bool) -> Iterator[CpuMemory]:
+def _cpu(source: CheckpointSource, readable: bool) -> Iterator[CpuMemory]:
     from gesso.memory.budget import CONTEXT, PREFILL_CPU, Budget
 
     if source.is_foreign and not readable:
@@ -255,7 +255,7 @@ def _cpu(source: Source, readable: bool) -> Iterator[CpuMemory]:
 # --- directory ------------------------------------------------------------------------------------------------------
 
 
-def _examine(source: Source) -> tuple[list[Path], list[str]]:
+def _examine(source: CheckpointSource) -> tuple[list[Path], list[str]]:
     """Return the weight files and all problems that would prevent loading or generating.
 
     A directory without weights is not a problem, even if an index names some: those of a hub checkpoint may not have
@@ -291,7 +291,7 @@ def _examine_tokenizer(directory: Path, config: Config) -> None:
     tokenizer.render([{"role": "user", "content": "Hello"}])
 
 
-def _weights(source: Source, files: list[Path]) -> Weights:
+def _weights(source: CheckpointSource, files: list[Path]) -> Weights:
     values: Counter[str] = Counter()
     stored = source.headers[0] if files else {}
     for part in stored.values():

@@ -8,7 +8,7 @@ from gesso.cards.card import Card
 from gesso.checkpoint import aliases
 from gesso.checkpoint.random_weights import PUBLISHED_SHAPE
 from gesso.errors import DoesNotFitError
-from gesso.info.fit import Plan
+from gesso.info.fit import CardPlan
 from gesso.info.precisions import QUANTIZE
 from gesso.memory.device import SHARE, DeviceMemory
 
@@ -17,7 +17,7 @@ PRECISIONS = {"bf16": "fp8", "fp8": "fp8", "nvfp4": "4-bit", "q4": "4-bit"}  # G
 TITLES = {"bf16": "fp8, quantized while loading", "fp8": "FP8", "nvfp4": "NVFP4", "q4": "GGUF Q4_K_M"}
 
 
-def verdict(model: str | None, plan: Plan) -> str:
+def verdict(model: str | None, plan: CardPlan) -> str:
     """Return the verdict on a model by the name that the command was given."""
     if model in (aliases.ALIAS, PUBLISHED_SHAPE):
         return _of_alias(plan)
@@ -30,13 +30,13 @@ def verdict(model: str | None, plan: Plan) -> str:
     return _sentence(plan, fit.precision, fit.weight_bytes, streamed) + f" Run: gesso chat{name}{precision}"
 
 
-def choice_on(card: Card) -> aliases.Choice:
+def choice_on(card: Card) -> aliases.CheckpointChoice:
     """Return the checkpoint that the alias chooses on a card of which nothing is in use."""
     memory = DeviceMemory(total=card.total_bytes, free=card.usable_bytes, device="cuda")
     return aliases.choose("cuda", memory.budget(SHARE), None)
 
 
-def _of_alias(plan: Plan) -> str:
+def _of_alias(plan: CardPlan) -> str:
     try:
         choice = choice_on(plan.card)
     except DoesNotFitError as error:
@@ -50,7 +50,7 @@ def _of_alias(plan: Plan) -> str:
     )
 
 
-def _sentence(plan: Plan, precision: str, size: int, streamed: int) -> str:
+def _sentence(plan: CardPlan, precision: str, size: int, streamed: int) -> str:
     weights, usable = f"{size / 1e9:.1f}", f"{plan.usable_bytes / 1e9:.1f} GB"
     if not streamed:
         return f"Fits {_title(plan.card)}: {precision}, {weights} of {usable}."

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gesso.checkpoint.quantize.formats import check_known
-from gesso.checkpoint.source import Source
+from gesso.checkpoint.source import CheckpointSource
 from gesso.checkpoint.streamed import SLOTS
 from gesso.checkpoint.vision import has_vision, vision_bytes
 from gesso.errors import DoesNotFitError, InputError
@@ -206,7 +206,7 @@ class Budget:
 
 
 def budget_of(
-    source: Source,
+    source: CheckpointSource,
     found: DeviceMemory,
     memory: float | str,
     value_bytes: int,
@@ -225,7 +225,7 @@ def budget_of(
 
 
 def choose_placement(
-    source: Source,
+    source: CheckpointSource,
     found: DeviceMemory,
     memory: float | str,
     value_bytes: int,

@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gesso.checkpoint.source import Source
+from gesso.checkpoint.source import CheckpointSource
 from gesso.checkpoint.stored import FLOATS
 from gesso.model.config import Config
 
@@ -65,7 +65,9 @@ def config_sizes(config: Config, quantize: str, value_bytes: int, *, on_cpu: boo
     return MappingProxyType(sizes)
 
 
-def source_sizes(source: Source, value_bytes: int, on_gpu: bool, *, unpacked: bool = False) -> dict[str, WeightSize]:
+def source_sizes(
+    source: CheckpointSource, value_bytes: int, on_gpu: bool, *, unpacked: bool = False
+) -> dict[str, WeightSize]:
     """Return the size of every weight of a checkpoint in another tool's formats, by its name in the model.
 
     A CPU keeps packed matrices as they are stored, or unpacked; a GPU has them in a format of its kernels.
@@ -98,7 +100,7 @@ def _size(name: str, shape: Sequence[int], format: "Format | None", value_bytes:
     )
 
 
-def unpacks(source: Source, value_bytes: int, size: int) -> bool:
+def unpacks(source: CheckpointSource, value_bytes: int, size: int) -> bool:
     """Return whether a CPU with `size` bytes unpacks the matrices of another tool's checkpoint while it loads.
 
     Otherwise it unpacks them at every use, which takes several times as long as the products.

@@ -19,31 +19,31 @@ SILENT_SECONDS = 10.0  # after which no change waits for a replica; it catches u
 
 
 @dataclass(frozen=True)
-class Table:
+class AdapterDirectories:
     version: int
     adapters: Mapping[str, str]  # directory by name
 
 
 @dataclass(frozen=True)
-class Report:
+class ReplicaReport:
     """The table that a replica has applied, and why it could not load one of its adapters."""
 
     replica: str
-    table: Table
+    table: AdapterDirectories
     failure: ApiError | None = None
 
 
 class AdapterBoard:
     def __init__(self, adapters: Mapping[str, str]) -> None:
         """Start with the adapters that each replica loads by itself."""
-        self.table = Table(1, adapters)
-        self.reports: dict[str, Report] = {}  # by replica
+        self.table = AdapterDirectories(1, adapters)
+        self.reports: dict[str, ReplicaReport] = {}  # by replica
         self.called_at: dict[str, float] = {}  # time of the last call, by replica
         self.changing, self.published = asyncio.Lock(), asyncio.Condition()
 
     # --- replicas ---------------------------------------------------------------------------------------------------
 
-    async def follow(self, report: Report) -> Table:
+    async def follow(self, report: ReplicaReport) -> AdapterDirectories:
         """Take a report. Return the table as soon as it is newer than the replica's, or after BEAT_SECONDS."""
         if report.table.version > self.table.version:  # this board has replaced one that died
             self.table = report.table
@@ -88,7 +88,7 @@ class AdapterBoard:
     async def _publish(self, adapters: Mapping[str, str]) -> ApiError | None:
         """Publish a table, wait until every replica has applied it, and return an error of one of them."""
         version = self.table.version + 1
-        self.table = Table(version, adapters)
+        self.table = AdapterDirectories(version, adapters)
         async with self.published:
             self.published.notify_all()
         while any(report.table.version < version for report in self._reports()):
@@ -96,7 +96,7 @@ class AdapterBoard:
         failures = [report.failure for report in self._reports() if report.failure is not None]
         return failures[0] if failures else None
 
-    def _reports(self) -> list[Report]:
+    def _reports(self) -> list[ReplicaReport]:
         """Return the last reports of the replicas that have called lately, and forget the others."""
         oldest = time.monotonic() - SILENT_SECONDS
         self.called_at = {replica: at for replica, at in self.called_at.items() if at > oldest}

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from gesso.serve.adapter_board import BEAT_SECONDS, Report, Table
+from gesso.serve.adapter_board import BEAT_SECONDS, AdapterDirectories, ReplicaReport
 from gesso.serve.adapter_files import find_adapter
 from gesso.serve.errors import ApiError
 from gesso.serve.supervisor import Supervisor
@@ -18,7 +18,7 @@ logger = logging.getLogger("gesso.serve")
 class Board(Protocol):
     """An `AdapterBoard`, in another process. Its methods raise ConnectionError if it cannot be reached."""
 
-    async def follow(self, report: Report) -> Table: ...
+    async def follow(self, report: ReplicaReport) -> AdapterDirectories: ...
     async def beat(self, replica: str) -> None: ...
     async def load(self, name: str, directory: str) -> ApiError | None: ...
     async def unload(self, name: str) -> ApiError | None: ...
@@ -29,7 +29,7 @@ class AdapterFollower:
         """`root`: the directory whose adapters requests may load."""
         self.board, self.supervisor, self.root = board, supervisor, root
         self.replica = uuid.uuid4().hex
-        self.table = Table(0, {})  # none has been applied
+        self.table = AdapterDirectories(0, {})  # none has been applied
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -64,7 +64,7 @@ class AdapterFollower:
         failure: ApiError | None = None
         while True:
             try:
-                table = await self.board.follow(Report(self.replica, self.table, failure))
+                table = await self.board.follow(ReplicaReport(self.replica, self.table, failure))
             except ConnectionError as error:
                 logger.warning("adapter board unreachable", extra={"fields": {"reason": str(error)[:200]}})
                 await asyncio.sleep(BEAT_SECONDS)
@@ -73,7 +73,7 @@ class AdapterFollower:
                 failure = await self._apply(table)
                 self.table = table
 
-    async def _apply(self, table: Table) -> ApiError | None:
+    async def _apply(self, table: AdapterDirectories) -> ApiError | None:
         """Apply a table, and meanwhile tell the board that this replica lives."""
         change = asyncio.create_task(self._change(table.adapters))
         try:

@@ -18,11 +18,11 @@ class AdapterLoader:
         self.model, self.send = model, send
         self.thread = ThreadPoolExecutor(1)  # not the worker's side thread: requests must not wait for a slow disk
 
-    def load(self, asked: LoadAdapter, inbox: Inbox) -> None:
+    def load(self, message: LoadAdapter, inbox: Inbox) -> None:
         """Read an adapter. The inbox then gets the call that attaches it, in the engine's thread."""
         weights = adapters.adaptable_weights(self.model.model)  # here: the thread must not read modules that may change
-        reading = self.thread.submit(adapters.read, weights, Path(asked.directory))
-        reading.add_done_callback(lambda done: inbox.put(partial(self._attach, asked.name, done)))
+        reading = self.thread.submit(adapters.read, weights, Path(message.directory))
+        reading.add_done_callback(lambda done: inbox.put(partial(self._attach, message.name, done)))
 
     def _attach(self, name: str, read: "Future[StoredAdapter]") -> None:
         try:

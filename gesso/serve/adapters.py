@@ -26,7 +26,7 @@ class Retired:
 
 
 @dataclass(frozen=True)
-class Load:
+class PendingLoad:
     """A client's request to load an adapter, until the engine has answered."""
 
     directory: str
@@ -39,7 +39,7 @@ class ServedAdapters:
     ) -> None:
         self.served = dict(given)  # directory by name, of the adapters that a new request may name
         self.retired: dict[str, Retired] = {}
-        self.loads: dict[str, Load] = {}
+        self.loads: dict[str, PendingLoad] = {}
         self.attached: set[str] = set()  # in the present engine
         self.sent: set[str] = set()  # to the present engine, which has not answered yet
         self.has_engine = False
@@ -63,7 +63,7 @@ class ServedAdapters:
             raise ApiError(400, message, code="too_many_adapters")
         if not self.has_engine:
             raise ApiError(503, "the engine is not ready; try again later", retry_after=1)
-        load = self.loads[name] = Load(directory, asyncio.get_running_loop().create_future())
+        load = self.loads[name] = PendingLoad(directory, asyncio.get_running_loop().create_future())
         self._send_load(name, directory)
         await load.answer
 

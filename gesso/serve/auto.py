@@ -23,7 +23,7 @@ BATCH_GPU = 32  # limit where memory allows it; on a CPU a larger batch gives no
 
 
 @dataclass(frozen=True)
-class Choice:
+class EngineChoice:
     settings: EngineSettings  # complete
     placement: Placement
     why: str
@@ -33,7 +33,7 @@ class Choice:
     has_open_context: bool  # whether the settings left the context open
 
 
-def choose(settings: EngineSettings, memory: DeviceMemory, value_bytes: int) -> Choice:
+def choose(settings: EngineSettings, memory: DeviceMemory, value_bytes: int) -> EngineChoice:
     """Complete the settings, or raise an InputError with the figures if the model cannot fit.
 
     `value_bytes` is the size of a number in the dtype of the computation.
@@ -64,10 +64,10 @@ def choose(settings: EngineSettings, memory: DeviceMemory, value_bytes: int) -> 
     assert chosen.max_batch is not None
     fixed = fit.weights(quantize, layers) + fit.workspace(chosen.max_batch)
     why = _reason(fit, memory, settings, chosen, placement)
-    return Choice(chosen, placement, why, fixed, fit.size, fit, settings.max_length is None)
+    return EngineChoice(chosen, placement, why, fixed, fit.size, fit, settings.max_length is None)
 
 
-def remeasure(choice: Choice, fixed_bytes: int) -> Choice:
+def remeasure(choice: EngineChoice, fixed_bytes: int) -> EngineChoice:
     """Return the choice for a measured size of weights and workspace, with the longest context that fits beside it.
 
     A context from the settings is kept. If `max_batch` such texts do not fit, the last of them will fail.

@@ -12,7 +12,7 @@ from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.errors import ApiError
 from gesso.serve.jobs import Job, JobEvent
 from gesso.serve.protocol import ENGINE_DIED, Ended, Failed, Logprobs, Settled
-from gesso.serve.settings import Limits
+from gesso.serve.settings import ServerLimits
 from gesso.serve.supervisor import Supervisor
 
 Check = Callable[[Ended], Awaitable[str | None]]  # returns what is wrong with an answer
@@ -24,7 +24,12 @@ INVALID_ANSWER, TIMEOUT = "invalid_answer", "timeout"  # codes of errors
 
 class Generation:
     def __init__(
-        self, supervisor: Supervisor, limits: Limits, jobs: Sequence[Job], check: Check | None = None, attempts: int = 1
+        self,
+        supervisor: Supervisor,
+        limits: ServerLimits,
+        jobs: Sequence[Job],
+        check: Check | None = None,
+        attempts: int = 1,
     ) -> None:
         """Queue the jobs. Raise a 429 if the queue is full.
 

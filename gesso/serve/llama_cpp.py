@@ -184,7 +184,7 @@ def properties(model: ServedModel, name: str) -> dict[str, Any]:
         "default_generation_settings": {"n_ctx": model.context},
         "total_slots": 1 if ready is None else ready.max_batch,
         "model_alias": name,
-        "modalities": {"vision": model.sees, "audio": False},
+        "modalities": {"vision": model.accepts_images, "audio": False},
         "build_info": f"gesso {gesso.__version__}",
     }
 

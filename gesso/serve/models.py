@@ -36,8 +36,8 @@ class ServedModel:
         return self.frontend.longest if ready is None else ready.max_length
 
     @property
-    def sees(self) -> bool:
-        """Whether the model sees images. While it loads, whether it may."""
+    def accepts_images(self) -> bool:
+        """Whether the model accepts images. While it loads, whether it may."""
         ready = self.supervisor.ready
         return self.frontend.may_see and (ready is None or ready.vision)
 
@@ -67,9 +67,9 @@ class Models:
         """Run the task of an endpoint in the prepare process. Return a JSON head and a blob."""
         contexts = {model.frontend.name: model.context for model in self.all}
         adapters = {model.frontend.name: list(model.frontend.adapters) for model in self.all}
-        sees = {model.frontend.name: model.sees for model in self.all}
+        accepts_images = {model.frontend.name: model.accepts_images for model in self.all}
         fetch = partial(self.stored.fetch, client)
-        return await self.pool.prepare(endpoint, body, client, contexts, adapters, sees, fetch)
+        return await self.pool.prepare(endpoint, body, client, contexts, adapters, accepts_images, fetch)
 
     async def prepare_jobs(
         self, endpoint: str, body: bytes, client: str

@@ -22,7 +22,7 @@ from gesso.checkpoint import aliases
 from gesso.choosing import choose_apart
 from gesso.errors import CheckpointError, InputError
 from gesso.serve import logs
-from gesso.serve.adapter_board import AdapterBoard, Report, Table
+from gesso.serve.adapter_board import AdapterBoard, AdapterDirectories, ReplicaReport
 from gesso.serve.adapter_follower import AdapterFollower
 from gesso.serve.auto import BATCH
 from gesso.serve.errors import ApiError
@@ -153,8 +153,8 @@ class RemoteBoard:
     def __init__(self, name: str) -> None:
         self.handle = serve.get_deployment_handle(name, APPLICATION)
 
-    async def follow(self, report: Report) -> Table:
-        table: Table = await self._call("follow", report)
+    async def follow(self, report: ReplicaReport) -> AdapterDirectories:
+        table: AdapterDirectories = await self._call("follow", report)
         return table
 
     async def beat(self, replica: str) -> None:

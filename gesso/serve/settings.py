@@ -40,7 +40,7 @@ def limit(default: Any, help: str = "", least: int | None = None) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ServerLimits:
     """Limits on the requests of one client or of all clients. docs/guides/security.md explains the defaults."""
 
     max_adapters: int = limit(32, "Adapters loaded at once.", least=1)  # those of `--adapter` included
@@ -90,7 +90,7 @@ def places_of_plan(max_batch: int, device: str) -> int:
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     engine: EngineSettings = field(default_factory=EngineSettings)
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
     name: str = "gesso"  # of the model, in requests and answers
     keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
@@ -116,6 +116,6 @@ class ServerSettings:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
-        engine, limits = EngineSettings(**fields["engine"]), Limits(**fields["limits"])
+        engine, limits = EngineSettings(**fields["engine"]), ServerLimits(**fields["limits"])
         lists = {name: tuple(fields[name]) for name in ("cors_origins", "also")}
         return cls(**{**fields, **lists, "engine": engine, "limits": limits, "keys": ()})

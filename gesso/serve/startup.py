@@ -30,7 +30,7 @@ CAPTURE_SECONDS = 6.0  # for captures before the engine is ready
 WARM_UP_REGEX = "[0-9]{4}-[a-z]+"  # few words follow some of its states, and many follow others
 
 
-def start(settings: EngineSettings, send: Send) -> tuple[Gesso, auto.Choice]:
+def start(settings: EngineSettings, send: Send) -> tuple[Gesso, auto.EngineChoice]:
     """Load a model that is ready for requests, and return it with the settings that were chosen for it."""
     choice = choose(settings)
     settings = choice.settings
@@ -50,13 +50,13 @@ def start(settings: EngineSettings, send: Send) -> tuple[Gesso, auto.Choice]:
     return model, choice
 
 
-def choose(settings: EngineSettings) -> auto.Choice:
+def choose(settings: EngineSettings) -> auto.EngineChoice:
     device = find_device(settings.device)
     dtype = find_dtype(settings.dtype, device)
     return auto.choose(settings, memory_for(device, dtype), dtype.itemsize)
 
 
-def load(choice: auto.Choice, send: Send) -> Gesso:
+def load(choice: auto.EngineChoice, send: Send) -> Gesso:
     settings, shown = choice.settings, -1
 
     def progress(done: int, total: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gesso.serve.errors import ApiError
-from gesso.serve.settings import Limits
+from gesso.serve.settings import ServerLimits
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ResponseStore:
     most loses its oldest response, so no client can displace the responses of another that holds less.
     """
 
-    def __init__(self, limits: Limits, longest: int | None = None) -> None:
+    def __init__(self, limits: ServerLimits, longest: int | None = None) -> None:
         """`longest`: the most bytes of a conversation that a request continues; by default those of a body."""
         self.limits, self.longest = limits, limits.body_bytes if longest is None else longest
         self._clients: dict[str, OrderedDict[str, StoredResponse]] = {}

@@ -54,7 +54,7 @@ from gesso.serve.protocol import (
     encode,
     read_frame,
 )
-from gesso.serve.settings import QUEUE_SHARE, EngineSettings, Limits, places_of_plan
+from gesso.serve.settings import QUEUE_SHARE, EngineSettings, ServerLimits, places_of_plan
 
 logger = logging.getLogger("gesso.serve")
 
@@ -66,7 +66,7 @@ State = Literal["loading", "ready", "stalled", "restarting", "broken", "stopped"
 
 class Supervisor:
     def __init__(
-        self, settings: EngineSettings, limits: Limits, metrics: Metrics, name: str, shared: bool = False
+        self, settings: EngineSettings, limits: ServerLimits, metrics: Metrics, name: str, shared: bool = False
     ) -> None:
         """Create a supervisor. If the server is `shared`, no client may take the whole batch or the whole queue."""
         self.settings, self.limits, self.metrics, self.name, self.shared = settings, limits, metrics, name, shared

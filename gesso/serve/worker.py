@@ -68,7 +68,7 @@ SWITCH_SECONDS = 0.0001  # that each operation of a step may wait for another th
 class Job:
     """A client's request."""
 
-    asked: Submit
+    submitted: Submit
     run: PlanRun[Any] | None = None  # None until it has been submitted
     started: bool = False  # reported to the server
     settled: int = 0  # tokens reported
@@ -137,16 +137,16 @@ class Worker:
 
     def take(self, message: Delivery) -> None:
         match message:
-            case Submit() as asked, bytes() as blob:
-                job = self.jobs[asked.id] = Job(asked)
+            case Submit() as submitted, bytes() as blob:
+                job = self.jobs[submitted.id] = Job(submitted)
                 try:
                     self.submit(job, blob)
                 except Exception as error:
                     self.fail(job, error)
             case Cancel(id), _:
                 self.forget(id)
-            case LoadAdapter() as asked, _:
-                self.loader.load(asked, self.inbox)
+            case LoadAdapter() as adapter, _:
+                self.loader.load(adapter, self.inbox)
             case UnloadAdapter(name), _:
                 self.model.unload_adapter(name)
             case Callable():
@@ -155,9 +155,9 @@ class Worker:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, job: Job, blob: bytes) -> None:
-        asked = job.asked
+        submitted = job.submitted
         # Work whose duration a client chooses runs in the side thread. A plain request must not wait behind it.
-        aside = asked.hole is not None or asked.constraint is not None or bool(asked.images)
+        aside = submitted.hole is not None or submitted.constraint is not None or bool(submitted.images)
         self.collector.is_due |= aside
         job.run = self.driver.submit(
             self.plan(job, blob),
@@ -169,46 +169,48 @@ class Worker:
 
     def plan(self, job: Job, blob: bytes) -> Plan[Any]:
         """Return a plan for a client's request; its code runs when the driver advances it."""
-        asked = job.asked
-        hole, options = asked.hole, asked.options | {"adapter": asked.adapter}
-        if asked.echo is not None:
-            return (yield from echo(asked.prompt, *asked.echo, asked.adapter))
-        if asked.choices:
+        submitted = job.submitted
+        hole, options = submitted.hole, submitted.options | {"adapter": submitted.adapter}
+        if submitted.echo is not None:
+            return (yield from echo(submitted.prompt, *submitted.echo, submitted.adapter))
+        if submitted.choices:
             defaults = self.model.defaults
-            eos, usual = frozenset(defaults.eos_token_ids if asked.ends else ()), defaults.max_new_tokens
-            limit, adapter = self.model.max_length, asked.adapter
-            request = decision_request(asked.prompt, asked.choices, eos, self.model.config, usual, limit, adapter)
-            return (yield from compare(replace(request, images=self.images(asked, blob)[0])))
+            eos, usual = frozenset(defaults.eos_token_ids if submitted.ends else ()), defaults.max_new_tokens
+            limit, adapter = self.model.max_length, submitted.adapter
+            request = decision_request(
+                submitted.prompt, submitted.choices, eos, self.model.config, usual, limit, adapter
+            )
+            return (yield from compare(replace(request, images=self.images(submitted, blob)[0])))
         if hole is None:
-            request = self.request(asked, blob)
+            request = self.request(submitted, blob)
             job.constrained = request.guide is not None
             return (yield [request])[0]
         if "span" in hole:
             hole = {**hole, "span": (hole["span"][0], hole["span"][1])}
             return (yield from edit(self.model, **hole, method="auto", context=None, **options))
-        seconds = asked.seconds
+        seconds = submitted.seconds
         return (
             yield from infill(self.model, **hole, method="auto", lengths=None, context=None, seconds=seconds, **options)
         )
 
-    def images(self, asked: Submit, blob: bytes) -> tuple[tuple[Image, ...], bytes]:
+    def images(self, submitted: Submit, blob: bytes) -> tuple[tuple[Image, ...], bytes]:
         """Return the images of a request, and the rest of its blob."""
-        images, rest = unpack(asked.images, blob)
+        images, rest = unpack(submitted.images, blob)
         for image in images:
             _ = image.digest  # computed here, in the side thread: hashing 100 MB would delay a step
         return images, rest
 
-    def request(self, asked: Submit, blob: bytes = b"") -> Request:
-        guide, (images, compiled) = None, self.images(asked, blob)
-        if (constraint := asked.constraint) is not None:
+    def request(self, submitted: Submit, blob: bytes = b"") -> Request:
+        guide, (images, compiled) = None, self.images(submitted, blob)
+        if (constraint := submitted.constraint) is not None:
             guide = self.model.guides.restored(constraint.key, compiled, tools=constraint.tools)
-        options = dict(asked.options)
+        options = dict(submitted.options)
         options["pins"] = {int(at): token for at, token in options.get("pins", {}).items()}
-        if asked.attempt:
-            options["seed"] = retry_seed(options["seed"], asked.attempt)
-        optional = asked.constraint is not None and asked.constraint.optional
-        prompt = Prompt(asked.prompt, images)
-        request = self.model.request(prompt, guide=guide, guide_optional=optional, adapter=asked.adapter, **options)
+        if submitted.attempt:
+            options["seed"] = retry_seed(options["seed"], submitted.attempt)
+        optional = submitted.constraint is not None and submitted.constraint.optional
+        prompt = Prompt(submitted.prompt, images)
+        request = self.model.request(prompt, guide=guide, guide_optional=optional, adapter=submitted.adapter, **options)
         if request.guide is not None:
             request.reach.check()  # computes tables for pins, which takes a while; `Engine.submit` checks the rest
         return request
@@ -231,24 +233,24 @@ class Worker:
     def start(self, job: Job) -> None:
         if not job.started:
             job.started = True
-            self.send(Started(job.asked.id))
+            self.send(Started(job.submitted.id))
 
     def tell(self, job: Job, event: Event) -> None:
         """Report an event of one of a job's requests."""
-        asked, planned = job.asked, job.asked.planned
+        submitted, planned = job.submitted, job.submitted.planned
         self.start(job)
         match event:
             case Draft():
-                if asked.seconds is not None:
+                if submitted.seconds is not None:
                     self.end_in_time(job, event)
-                if asked.drafts and job.run is not None:
-                    self.send(drafted(event, asked.id, job.run.ids.index(event.request_id)))
+                if submitted.drafts and job.run is not None:
+                    self.send(drafted(event, submitted.id, job.run.ids.index(event.request_id)))
                 # With log-probabilities the text waits for them: they are those of the step that ends the canvas.
                 # For a hole, the chosen text is known only at the end.
-                if asked.stream and not planned and asked.options.get("top_logprobs") is None:
+                if submitted.stream and not planned and submitted.options.get("top_logprobs") is None:
                     self.settle(job, event.final_tokens)
             case Commit(likely=likely) if likely and not planned:
-                self.send_logprobs(asked.id, likely)
+                self.send_logprobs(submitted.id, likely)
             case Done(result=result) if not planned:  # the plan has no more to do, so do not wait for the side thread
                 self.complete(job, result)
 
@@ -260,20 +262,20 @@ class Worker:
         now = time.monotonic()
         if job.writing_since is None:
             job.writing_since = now
-        limit = job.asked.seconds
+        limit = job.submitted.seconds
         if limit is None or now - job.writing_since < limit or draft.request.pins:
             return
         text = self.model.decode(draft.final_tokens)
-        if job.asked.hole is not None:
+        if job.submitted.hole is not None:
             split_off = text[: 2 * self.model.healer.longest]
-            text = text[_overlap(job.asked.hole["prefix"], split_off) :]
+            text = text[_overlap(job.submitted.hole["prefix"], split_off) :]
         lines, _, _ = text.rpartition("\n")
         if lines.strip():
             self.engine.cut_short_at(draft.request_id)
 
     def settle(self, job: Job, tokens: Sequence[int]) -> None:
         if len(tokens) > job.settled:
-            self.send(Settled(job.asked.id, list(tokens[job.settled :])))
+            self.send(Settled(job.submitted.id, list(tokens[job.settled :])))
             job.settled = len(tokens)
 
     def end(self, job: Job, run: PlanRun[Result | Scored | Echo]) -> None:
@@ -283,7 +285,7 @@ class Worker:
             self.complete(job, run.outcome())
 
     def complete(self, job: Job, result: Result | Scored | Echo) -> None:
-        id, usage = job.asked.id, asdict(result.usage)
+        id, usage = job.submitted.id, asdict(result.usage)
         match result:
             case Scored():
                 self.send(Ended(id, "", [], "stop", 0, usage, scores=result.log_likelihoods))
@@ -306,8 +308,8 @@ class Worker:
         """Report an error to the client of a request. Other requests are not affected."""
         by_input = isinstance(error, InputError)
         message = str(error) if by_input else f"{type(error).__name__}: {error}"
-        self.send(Failed(job.asked.id, message, by_input))
-        self.forget(job.asked.id)
+        self.send(Failed(job.submitted.id, message, by_input))
+        self.forget(job.submitted.id)
 
     def forget(self, id: int) -> None:
         """Drop a job, by the server's id: it has ended, or its client has left."""

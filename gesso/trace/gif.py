@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from gesso.trace.layout import COLUMNS, Picture, picture
-from gesso.trace.run import Run
+from gesso.trace.run import TracedRun
 from gesso.trace.svg import COLOURS
 
 # In pixels.
@@ -20,7 +20,7 @@ UNSETTLED = "#6a6358"
 PROMPT = "#8a8276"
 
 
-def write(run: Run, path: Path) -> None:
+def write(run: TracedRun, path: Path) -> None:
     """Write an animation with one frame per denoising step."""
     from PIL import Image, ImageDraw
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from gesso.serve.studio_files import files
-from gesso.trace.run import Run
+from gesso.trace.run import TracedRun
 
 STYLES = ("base.css", "canvas.css", "graph.css", "trace.css")
 # In the order of their imports, because they are joined into one module.
@@ -20,7 +20,7 @@ MODULES = (
 )  # fmt: skip
 
 
-def page(run: Run) -> str:
+def page(run: TracedRun) -> str:
     contents = files()
     script = joined({name: contents[name].decode() for name in MODULES})
     style = "\n".join(contents[name].decode() for name in STYLES)

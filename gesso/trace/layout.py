@@ -7,7 +7,7 @@ not move while the text changes. Positions after the end of the text are left ou
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gesso.trace.run import Run
+from gesso.trace.run import TracedRun
 
 COLUMNS = 88
 # Entropy in nats at which the next colour level begins, as in the studio's recording.js.
@@ -36,7 +36,7 @@ class Picture:
     rows: int
 
 
-def picture(run: Run) -> Picture:
+def picture(run: TracedRun) -> Picture:
     pieces = {int(token): piece for draft in run.drafts for token, piece in draft["pieces"].items()}
     count = len(run.result.tokens)
     prompt = []
@@ -75,7 +75,7 @@ def _cells(texts: Sequence[str], row: int, column: int) -> tuple[list[tuple[int,
     return cells, row
 
 
-def _over_time(run: Run, pieces: dict[int, str], position: int, row: int, column: int, width: int) -> list[Span]:
+def _over_time(run: TracedRun, pieces: dict[int, str], position: int, row: int, column: int, width: int) -> list[Span]:
     """Return the texts of a position over time. Equal neighbouring frames are one span."""
     spans: list[Span] = []
     for frame, draft in enumerate(run.drafts):

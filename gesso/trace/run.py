@@ -13,7 +13,7 @@ CANDIDATES = 5  # per position, for the page's inspector
 
 
 @dataclass(frozen=True)
-class Run:
+class TracedRun:
     prompt: str
     drafts: list[dict[str, Any]]  # fields of docs/guides/serving.md, and `at`: seconds since the start of the run
     result: Result

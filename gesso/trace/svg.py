@@ -3,7 +3,7 @@
 from html import escape
 
 from gesso.trace.layout import COLUMNS, Picture, picture
-from gesso.trace.run import Run
+from gesso.trace.run import TracedRun
 
 CELL = 8.4  # pixels of a character
 LINE = 22  # of a row
@@ -12,7 +12,7 @@ FRAME, REST = 0.15, 3.0  # seconds per step, and for the finished text
 COLOURS = ("none", "#fbf1dc", "#f7e7c4", "#f2daa8", "#eccd8c", "#e9bd85", "#e6ae7f", "#e4a07b", "#e39378")
 
 
-def svg(run: Run) -> str:
+def svg(run: TracedRun) -> str:
     drawn = picture(run)
     width, height = 2 * MARGIN + CELL * COLUMNS, 2 * MARGIN + LINE * drawn.rows
     body = [_text(row, column, text, "given") for row, column, text in drawn.prompt]

@@ -17,7 +17,7 @@ from gesso.model.vision_config import VisionConfig
 from gesso.train.files import is_local
 
 if TYPE_CHECKING:
-    from gesso.checkpoint.source import Source
+    from gesso.checkpoint.source import CheckpointSource
 
 Span = tuple[int, int]
 DATA_URL = re.compile("data:", re.IGNORECASE)
@@ -31,7 +31,7 @@ class RowImageReader:
     ids: tuple[int, int, int]  # the token of an image, and those before and after it
 
     @classmethod
-    def of(cls, source: "Source", tokenizer: Tokenizer) -> "RowImageReader | None":
+    def of(cls, source: "CheckpointSource", tokenizer: Tokenizer) -> "RowImageReader | None":
         """Return the reader for a checkpoint; None if it has no vision tower."""
         if not has_vision(source):
             return None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gesso.checkpoint.safetensors import INDEX
-from gesso.checkpoint.source import Source
+from gesso.checkpoint.source import CheckpointSource
 from gesso.checkpoint.transfer import read_into
 from gesso.train.recipe import Recipe
 from gesso.train.trajectories import recorded_files
@@ -21,7 +21,7 @@ COMPANIONS = (".json", ".jinja", ".model")
 Fingerprints = dict[str, dict[str, str]]  # of the "data" by name in the recipe, and of the "base" by file name
 
 
-def fingerprints(recipe: Recipe, base: Source, images: Sequence[int] = ()) -> Fingerprints:
+def fingerprints(recipe: Recipe, base: CheckpointSource, images: Sequence[int] = ()) -> Fingerprints:
     """Return the fingerprints of all data files, and of the base checkpoint's configuration, tokenizer and weights.
 
     `images` are the digests of the images that the data files name.
@@ -37,7 +37,7 @@ def fingerprints(recipe: Recipe, base: Source, images: Sequence[int] = ()) -> Fi
     return {"data": data, "base": base_fingerprints(base, weights=not recipe.model.scratch)}
 
 
-def base_fingerprints(base: Source, weights: bool = True) -> dict[str, str]:
+def base_fingerprints(base: CheckpointSource, weights: bool = True) -> dict[str, str]:
     """Return the fingerprints of a checkpoint's configuration, its tokenizer and, by default, its weights."""
     companions = (file for file in base.directory.iterdir() if file.suffix in COMPANIONS and file.name != INDEX)
     files = {file.name: digest(file) for file in sorted(companions) if file.is_file()}
@@ -58,7 +58,7 @@ def digest(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _weights(base: Source) -> dict[str, str]:
+def _weights(base: CheckpointSource) -> dict[str, str]:
     stored, _ = base.headers
     digests = {part.file.name: hashlib.sha256() for part in stored.values()}
     for part in stored.values():

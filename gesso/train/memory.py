@@ -9,7 +9,7 @@ import torch
 
 from gesso.adapters import LoraSettings, factor_values
 from gesso.checkpoint.parameters import empty_model
-from gesso.checkpoint.source import Source
+from gesso.checkpoint.source import CheckpointSource
 from gesso.errors import GessoError
 from gesso.memory.budget import budget_of
 from gesso.memory.device import DeviceMemory, keep_within, memory_of
@@ -49,7 +49,7 @@ class Forecast:
             )
 
 
-def forecast(source: Source, dtype: torch.dtype, quantize: str | None, lora: LoraSettings) -> Forecast:
+def forecast(source: CheckpointSource, dtype: torch.dtype, quantize: str | None, lora: LoraSettings) -> Forecast:
     gpu = DeviceMemory(total=0, free=0, device="cuda")  # only its kind matters: sizes are independent of the memory
     budget = budget_of(source, gpu, 1.0, dtype.itemsize, None)
     return Forecast(

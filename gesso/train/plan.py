@@ -63,7 +63,7 @@ LISTED = 5  # rejected rows that are named
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class TrainOptions:
     """The options of the command. None: derive the value."""
 
     data: tuple[str, ...]
@@ -85,7 +85,7 @@ class Given:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     recipe: Recipe
     rows: int  # trained on
     held_out: int
@@ -135,7 +135,7 @@ class Plan:
         return lines
 
 
-def make_plan(given: Given, device: str, *, check: bool = False) -> Plan:
+def make_plan(given: TrainOptions, device: str, *, check: bool = False) -> TrainingPlan:
     """Read the data and return a recipe for it. `device` is cuda or cpu.
 
     Data that are mostly unusable are rejected, unless the recipe is only to `check` them.
@@ -212,7 +212,7 @@ def make_plan(given: Given, device: str, *, check: bool = False) -> Plan:
             HeldOutSettings(every=every, files=held_out_files, patience=given.patience) if held_out_examples else None
         ),
     )
-    return Plan(
+    return TrainingPlan(
         recipe=recipe,
         rows=rows,
         held_out=len(held_out_examples),
@@ -254,7 +254,7 @@ def _canvas(response: int, longest: int, device: str) -> int:
     return min(longest, -(-response // CANVAS_MULTIPLE) * CANVAS_MULTIPLE)
 
 
-def _batches(given: Given, defaults: Defaults, rows: int, tokens: int, device: str) -> tuple[int, int]:
+def _batches(given: TrainOptions, defaults: Defaults, rows: int, tokens: int, device: str) -> tuple[int, int]:
     """Return the rows of a batch and the batches of a step, so that a batch fits into memory."""
     wanted = given.batch_size or max(1, min(defaults.batch_size, rows // BATCHES))
     fits = max(1, TOKENS[device] // tokens)

@@ -22,7 +22,7 @@ from gesso.serve.http.app import create_app
 from gesso.serve.http.connections import protocol
 from gesso.serve.keys import read_keys
 from gesso.serve.metrics import Metrics
-from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
 from tests.attack.watching import (
     BAD,
     GOOD,
@@ -94,7 +94,7 @@ async def echo(scope, receive, send):
 
 
 def test_every_connection_beyond_the_limit_closes_one_without_a_request():
-    limited = protocol(Limits(connections=3))
+    limited = protocol(ServerLimits(connections=3))
 
     async def open_at_once(count):
         async with limited_server(limited, echo) as address:
@@ -109,7 +109,7 @@ def test_every_connection_beyond_the_limit_closes_one_without_a_request():
 
 
 def test_one_address_with_unsent_bodies_does_not_block_others():
-    limited = protocol(Limits(connections=3))
+    limited = protocol(ServerLimits(connections=3))
 
     async def measure():
         async with limited_server(limited, echo) as address:
@@ -141,7 +141,7 @@ def test_a_disconnect_is_noticed_after_an_extra_byte():
                 pass
             left.set()
 
-        async with limited_server(protocol(Limits()), wait) as address:
+        async with limited_server(protocol(ServerLimits()), wait) as address:
             _, writer = await asyncio.open_connection(*address)
             writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
             await asyncio.wait_for(asked.wait(), PATIENCE)
@@ -187,15 +187,15 @@ def test_ordinary_clients_send_several_requests_on_one_connection():
             await asyncio.sleep(0.1)
             return found
 
-    assert asyncio.run(measure(by_http_client, protocol(Limits(connections=1)))) == list(sizes)
-    assert asyncio.run(measure(by_httpx, protocol(Limits(connections=1)))) == list(sizes)
-    assert asyncio.run(measure(by_waiting, protocol(Limits(connections=1)))) == list(sizes[1:])
+    assert asyncio.run(measure(by_http_client, protocol(ServerLimits(connections=1)))) == list(sizes)
+    assert asyncio.run(measure(by_httpx, protocol(ServerLimits(connections=1)))) == list(sizes)
+    assert asyncio.run(measure(by_waiting, protocol(ServerLimits(connections=1)))) == list(sizes[1:])
 
 
 def test_bodies_of_one_client_are_bounded_and_released(monkeypatch):
     """Their bytes are released however a request ends: answered, abandoned, rejected or timed out."""
     monkeypatch.setattr(middleware, "LEAST_BODIES_BYTES", 0)
-    limits, size = Limits(body_bytes=1000, io_timeout=2), 1000
+    limits, size = ServerLimits(body_bytes=1000, io_timeout=2), 1000
     guarded = middleware.RequestGuard(echo, ServerSettings(limits=limits), Metrics(), frozenset())
 
     async def measure():

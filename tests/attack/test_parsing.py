@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from gesso.serve.settings import Limits
+from gesso.serve.settings import ServerLimits
 from tests.attack.watching import (
     BAD,
     ask,
@@ -114,7 +114,7 @@ def test_no_body_causes_a_server_error(server, path, body, repeated):
     body = {name: value * repeated if isinstance(value, list) else value for name, value in body.items()}
     body.setdefault("max_tokens", 4)
     encoded = json.dumps(body).encode()
-    assume(len(encoded) <= Limits().body_bytes)  # beyond it, the server closes the connection before all is sent
+    assume(len(encoded) <= ServerLimits().body_bytes)  # beyond it, the server closes the connection before all is sent
     answer = attack(server, path, encoded)
     if answer.status != 200:
         assert_refused(answer)

@@ -21,6 +21,6 @@ def test_requests_take_the_adapters_in_turn(capsys, tiny_directory, monkeypatch)
     adapters.main([*small, "--adapters", "2", "--rank", "4", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert submitted[-3:] == ["random-0", "random-1", "random-0"] and None in submitted
-    assert (found["adapters"], found["rank"]) == (2, 4) and found["batches"][0]["adapted_ms_a_step"] > 0
+    assert (found["adapters"], found["rank"]) == (2, 4) and found["batches"][0]["adapted_ms_per_step"] > 0
     adapters.render(found, Console(file=(shown := StringIO()), width=100))
     assert "with 2 adapters of rank 4" in shown.getvalue()

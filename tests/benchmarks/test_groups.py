@@ -75,7 +75,7 @@ def test_a_step_does_not_read_the_vision_tower(tmp_path):
 
 
 FOUND = {
-    "ms_a_step": 2.0, "between_ms": 0.5, "calls": 3.0,
+    "ms_per_step": 2.0, "between_ms": 0.5, "calls": 3.0,
     "rows": [{"name": "_up", "calls": 1, "us": 1500.0, "ms": 1.5}],
     "groups": [
         {"name": EXPERTS, "ms": 1.5, "GB": 5.0, "floor_ms": 1.0, "ratio": 1.5},
@@ -98,7 +98,7 @@ def test_groups_are_shown_with_their_floor():
 
 
 def test_an_earlier_run_is_compared_by_group_and_by_kernel():
-    earlier = {**FOUND, "ms_a_step": 2.5, "groups": [{**FOUND["groups"][0], "ms": 2.0}]}
+    earlier = {**FOUND, "ms_per_step": 2.5, "groups": [{**FOUND["groups"][0], "ms": 2.0}]}
     earlier["rows"] = [{**FOUND["rows"][0], "ms": 1.9}, {"name": "_old", "calls": 1, "us": 100.0, "ms": 0.1}]
     text = shown(FOUND, earlier)
     assert "2.000 │ -0.500" in text and "(before: 2.500)" in text

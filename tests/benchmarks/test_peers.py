@@ -21,9 +21,9 @@ def test_some_layers_of_transformers_stand_for_a_large_model_on_a_cpu(capsys, mo
 
 def test_transformers_is_measured_at_the_shape_of_a_small_model(monkeypatch):
     monkeypatch.setitem(random_weights.SHAPES, "mini", TINY)
-    ours = {"prompt": 9, "batches": [{"ms_a_step": 1.0}]}
+    ours = {"prompt": 9, "batches": [{"ms_per_step": 1.0}]}
     found = peers.measure("transformers", "random:mini", ours, "cpu", None)
-    assert found["times_the_peer"] == pytest.approx(found["peer_ms_a_step"]) and found["peer_ms_a_step"] > 0
+    assert found["times_the_peer"] == pytest.approx(found["peer_ms_per_step"]) and found["peer_ms_per_step"] > 0
 
 
 def test_llama_cpp_is_for_large_models():

@@ -17,7 +17,7 @@ def test_a_step_is_measured_by_operation(capsys, tiny_directory):
     assert "aten::mm" in names, "matrix products are included"
     assert [row["ms"] for row in found["rows"]] == sorted((row["ms"] for row in found["rows"]), reverse=True)
     named = sum(row["ms"] for row in found["rows"])
-    assert named == pytest.approx(found["ms_a_step"] - found["between_ms"], rel=0.05), "nothing is counted twice"
+    assert named == pytest.approx(found["ms_per_step"] - found["between_ms"], rel=0.05), "nothing is counted twice"
 
 
 def test_concurrent_kernels_count_in_full_and_gaps_are_reported():
@@ -27,7 +27,7 @@ def test_concurrent_kernels_count_in_full_and_gaps_are_reported():
         {"name": "a", "calls": 1.0, "us": 8.0, "ms": 0.008},
         {"name": "b", "calls": 0.5, "us": 7.0, "ms": 0.0035},
     ]
-    assert (found["ms_a_step"], found["between_ms"], found["calls"]) == (0.013, 0.004, 1.5)
+    assert (found["ms_per_step"], found["between_ms"], found["calls"]) == (0.013, 0.004, 1.5)
 
 
 def test_the_steps_of_a_rule_and_of_adapters_are_measured(tiny_directory, monkeypatch):

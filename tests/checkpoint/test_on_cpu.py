@@ -12,7 +12,7 @@ from gesso.checkpoint.load import load
 from gesso.checkpoint.quantize import convert
 from gesso.checkpoint.quantize.formats import FORMATS
 from gesso.checkpoint.quantize.packed import Packed
-from gesso.checkpoint.source import Source, open_source
+from gesso.checkpoint.source import CheckpointSource, open_source
 from gesso.checkpoint.stored import Stored
 from gesso.errors import CheckpointError, InputError
 from gesso.memory.budget import Budget
@@ -74,7 +74,7 @@ def test_drawn_codes_have_the_layout_and_the_deviation_of_random_weights(
 
 def test_random_weights_are_drawn_packed_on_a_cpu() -> None:
     config = random_weights.config_of("mini")
-    model = load(Source(None, Path(), config), CPU, torch.float32, "int4", on_cpu=True)
+    model = load(CheckpointSource(None, Path(), config), CPU, torch.float32, "int4", on_cpu=True)
     found = formats(model)
     assert {format for name, format in found.items() if not name.endswith("experts.down_proj")} == {"int4"}
     assert found["decoder.layers.0.experts.down_proj"] == "fp8", "88 inputs are not a multiple of 32"

@@ -26,7 +26,7 @@ import typer
 import gesso
 from gesso.cli import terminal
 from gesso.cli.main import app
-from gesso.cli.options import OWN_OPTION, Denoising
+from gesso.cli.options import OWN_OPTION, SettingOptions
 from gesso.errors import InputError
 from tests.tiny import make
 from tests.waiting import PATIENCE
@@ -165,7 +165,7 @@ def test_without_a_command_the_program_prints_its_help(main: Main) -> None:
 
 
 def test_set_gives_settings_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    given = Denoising(set_values=["top-k=20", "eos_settles=true", "t_max=0.5", "top_k=30"], steps=8)
+    given = SettingOptions(set_values=["top-k=20", "eos_settles=true", "t_max=0.5", "top_k=30"], steps=8)
     assert given.diffusion() == {"steps": 8, "top_k": 30, "eos_settles": True, "t_max": 0.5}
     assert capsys.readouterr().err == ""
 
@@ -183,18 +183,18 @@ def test_set_gives_settings_by_name(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_a_bad_setting_is_rejected_with_its_name(pair: str, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
-        Denoising(set_values=[pair]).diffusion()
+        SettingOptions(set_values=[pair]).diffusion()
 
 
 def test_former_options_still_set_and_name_their_replacement(capsys: pytest.CaptureFixture[str]) -> None:
-    assert Denoising(entropy_bound=0.2, set_values=["entropy_bound=0.3"]).diffusion() == {"entropy_bound": 0.3}
+    assert SettingOptions(entropy_bound=0.2, set_values=["entropy_bound=0.3"]).diffusion() == {"entropy_bound": 0.3}
     assert "give --set entropy_bound=0.2" in capsys.readouterr().err
 
 
 def test_options_not_given_override_nothing() -> None:
-    assert Denoising().diffusion() == {}
+    assert SettingOptions().diffusion() == {}
     given = {"preset": "fast", "eos_settles": False, "t_min": 0.1}
-    assert Denoising(**given).diffusion() == given
+    assert SettingOptions(**given).diffusion() == given
 
 
 @pytest.mark.parametrize(

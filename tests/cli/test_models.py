@@ -75,9 +75,9 @@ def test_chat_takes_the_model_as_an_argument_and_downloads_it(main, small: Hub) 
 def test_alias_is_replaced_for_the_device_and_explained(main, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def choose(*given: object) -> aliases.Choice:
+    def choose(*given: object) -> aliases.CheckpointChoice:
         seen.append(given)
-        return aliases.Choice(NAME, None, "chosen for a reason")
+        return aliases.CheckpointChoice(NAME, None, "chosen for a reason")
 
     def load(name: str, **given: object) -> None:
         seen.append((name, given["quantize"]))
@@ -109,7 +109,7 @@ def test_serve_resolves_the_alias_in_a_process_that_ends(main, small: Hub, monke
     monkeypatch.setattr(run, "serve", lambda settings, *_, **__: served.append(settings))
     with pytest.raises(DoesNotFitError, match=r"no GPU; .* 1\.0 GB of host memory"):
         serve.choose_apart("cpu", "1GB", "auto")
-    monkeypatch.setattr(serve, "choose_apart", lambda *_: aliases.Choice(NAME, "fp8", "because"))
+    monkeypatch.setattr(serve, "choose_apart", lambda *_: aliases.CheckpointChoice(NAME, "fp8", "because"))
     done = main("serve", "diffusiongemma", "--port", "0")
     assert done.code == 0 and "because" in done.err
     assert (served[0].engine.model, served[0].engine.quantize, served[0].name) == (NAME, "fp8", "diffusiongemma")

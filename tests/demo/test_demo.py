@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from gesso.cli import demo
-from gesso.demo import EXAMPLES, FILES, Example
+from gesso.demo import EXAMPLES, FILES, DemoExample
 
 
 def test_a_path_is_relative_to_the_working_directory_if_the_file_is_below_it(tmp_path, monkeypatch):
@@ -19,7 +19,7 @@ def test_a_path_is_relative_to_the_working_directory_if_the_file_is_below_it(tmp
 
 
 def test_the_demo_stops_at_an_example_that_fails(main, monkeypatch):
-    wrong = Example(title="A wrong puzzle", arguments=("sudoku", "12"), seed=1, answer="")
+    wrong = DemoExample(title="A wrong puzzle", arguments=("sudoku", "12"), seed=1, answer="")
     monkeypatch.setattr(demo, "EXAMPLES", [wrong, wrong])
     done = main("demo")
     assert done.code == 2

@@ -123,7 +123,7 @@ def test_requests_with_an_adapter_do_not_use_stored_prompts(tiny_directory: Path
     stored = files(tmp_path / "cache")
     again = load(tiny_directory, tmp_path / "cache")
     job = again.engine._start(again.request(PROMPT, **OPTIONS))
-    job.generation = 1  # that of an adapter
+    job.adapter_epoch = 1  # that of an adapter
     again.engine.running[job.id] = job
     again.engine.scheduler.waiting.append(job)
     while again.engine.busy:

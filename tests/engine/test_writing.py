@@ -9,7 +9,7 @@ import torch
 
 import gesso
 from gesso.checkpoint.generation import write_diffusion
-from gesso.cli.options import Loading
+from gesso.cli.options import LoadOptions
 from gesso.engine import writing
 from gesso.engine.writing import Writing, choose_writing, measure
 from gesso.errors import InputError
@@ -133,7 +133,7 @@ def test_only_generate_and_chat_measure_and_other_commands_write_as_the_checkpoi
     monkeypatch.setattr(writing, "LEAST_BYTES", 1)
     monkeypatch.setattr(writing, "measure", lambda *_: {1: 2.0, 16: 1.0})
     directory = make(tmp_path / "model")
-    options = Loading(model=str(directory), device="cpu")
+    options = LoadOptions(model=str(directory), device="cpu")
     assert options.load(max_batch=1).writing.write == "canvas"
     assert options.load(max_batch=1, write=None).writing.write == "tokens"
     write_diffusion(directory, VERIFIED)

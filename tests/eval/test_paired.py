@@ -8,7 +8,7 @@ import pytest
 
 from gesso import InputError
 from gesso.eval.estimate import Z
-from gesso.eval.paired import Run, compare, difference, ratio, score_difference, student, tango
+from gesso.eval.paired import ComparedRun, compare, difference, ratio, score_difference, student, tango
 
 
 def test_students_quantiles_match_published_tables():
@@ -61,8 +61,8 @@ def test_ratios_and_differences_agree_on_what_is_beyond_noise():
     assert ratio([0.1, 0.1, 50.0], [1.0, 2.0, 3.0]).low is None
 
 
-def run(scores: list[float], passes: list[float | None], fingerprint: str = "a") -> Run:
-    return Run(task="t", fingerprint=fingerprint, scores={"exact": scores}, passes=passes)
+def run(scores: list[float], passes: list[float | None], fingerprint: str = "a") -> ComparedRun:
+    return ComparedRun(task="t", fingerprint=fingerprint, scores={"exact": scores}, passes=passes)
 
 
 def test_failed_items_count_in_scores_and_not_in_passes():

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from examples.demo import check
-from gesso.demo import EXAMPLES, Example
+from gesso.demo import EXAMPLES, DemoExample
 from tests.docs.pages import ROOT, code_blocks
 
 
@@ -26,7 +26,7 @@ def test_the_quickstart_shows_the_commands_of_the_demo_and_their_answers(monkeyp
 
 def test_the_check_names_a_wrong_answer_and_the_seeds_that_are_right(monkeypatch, capsys):
     monkeypatch.setattr(check, "answer", lambda example: "good" if example.seed == 3 else "bad")
-    monkeypatch.setattr(check, "EXAMPLES", [Example(title="A title", arguments=("x",), seed=1, answer="good")])
+    monkeypatch.setattr(check, "EXAMPLES", [DemoExample(title="A title", arguments=("x",), seed=1, answer="good")])
     assert check.check() == 1
     printed = capsys.readouterr().out
     assert "WRONG  gesso x --seed 1" in printed

@@ -17,7 +17,7 @@ from gesso.cards.named import CARDS, find
 from gesso.checkpoint.vision import vision_bytes
 from gesso.cli import main as cli
 from gesso.errors import InputError
-from gesso.info.fit import BATCHES, RULES, Fit, Plan, expert_share, plan
+from gesso.info.fit import BATCHES, RULES, CardPlan, Fit, expert_share, plan
 from gesso.info.precisions import PRECISIONS
 from gesso.info.render import render_plan
 from gesso.memory.budget import PREFILL_GPU
@@ -47,11 +47,11 @@ def workspace(batch: int) -> int:
     return workspace_bytes(Config.from_dict(REAL), batch, PREFILL_GPU, 256)
 
 
-def of(found: Plan, precision: str) -> Fit:
+def of(found: CardPlan, precision: str) -> Fit:
     return next(fit for fit in found.fits if fit.precision == precision)
 
 
-def text_of(found: Plan) -> str:
+def text_of(found: CardPlan) -> str:
     out = StringIO()
     render_plan(found, Console(file=out, width=80))
     return out.getvalue()
@@ -304,7 +304,7 @@ def test_gpu_option_adds_the_plan_to_the_report(tiny, capsys):
     assert full.pop("verdict").startswith("Fits a 141 GB card: bf16")
     assert full == plain
     assert added == json.loads(json.dumps(asdict(plan(Config.from_directory(tiny), H200, 4))))
-    assert added["steps"] == 4 and set(added) == {field.name for field in fields(Plan)}
+    assert added["steps"] == 4 and set(added) == {field.name for field in fields(CardPlan)}
     assert cli.main(["info", str(tiny), "--gpu", "h200"]) == 0
     assert "On the H200" in capsys.readouterr().out
 
@@ -343,7 +343,7 @@ def test_docs_describe_every_card_and_the_command():
     assert "gesso info diffusiongemma --gpu" in page
 
 
-def chosen_row(name: str, found: Plan) -> str:
+def chosen_row(name: str, found: CardPlan) -> str:
     """Return the computed columns of the first table: the chosen precision."""
     fit = found.chosen()
     assert fit is not None
@@ -361,7 +361,7 @@ def chosen_row(name: str, found: Plan) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def precision_row(name: str, found: Plan) -> str:
+def precision_row(name: str, found: CardPlan) -> str:
     """Return a row of the second table: each precision at batch 1, with the missing bytes, or these alone."""
     cells = [
         f"{fit.floors[0].seconds * 1e3:,.0f} ({fit.floors[0].limit}; {fit.missing_bytes / 1e9:.1f} GB short)"

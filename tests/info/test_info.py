@@ -18,7 +18,7 @@ from gesso.checkpoint.vision import vision_bytes
 from gesso.errors import CheckpointError
 from gesso.info.precisions import CONTEXTS, MEMORY_RULES, PRECISIONS
 from gesso.info.render import render_report
-from gesso.info.report import Report, describe
+from gesso.info.report import ModelReport, describe
 from gesso.model.config import Config
 from tests.tiny import make
 
@@ -72,14 +72,14 @@ def add_tokenizer(directory: Path) -> None:
     core.save(str(directory / "tokenizer.json"))
 
 
-def text_of(report: Report, width: int = 80) -> str:
+def text_of(report: ModelReport, width: int = 80) -> str:
     out = StringIO()
     render_report(report, Console(file=out, width=width))
     return out.getvalue()
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory) -> Report:
+def real(tmp_path_factory) -> ModelReport:
     return describe(open_source(write(tmp_path_factory.mktemp("real"), REAL)), "google/diffusiongemma-26B-A4B-it")
 
 

@@ -10,7 +10,7 @@ import gesso
 from gesso import loading
 from gesso.cards.named import CARDS
 from gesso.checkpoint import random_weights
-from gesso.checkpoint.source import Source
+from gesso.checkpoint.source import CheckpointSource
 from gesso.checkpoint.vision import vision_bytes
 from gesso.errors import DoesNotFitError, InputError
 from gesso.memory import device
@@ -22,14 +22,14 @@ GB = 10**9
 REAL = random_weights.config_of("26b-a4b")
 
 
-def source_of(config: Config) -> Source:
-    return Source(None, Path(), config)
+def source_of(config: Config) -> CheckpointSource:
+    return CheckpointSource(None, Path(), config)
 
 
 def chosen(gb: float, quantize: str | None = "auto", *, max_batch: int = 1, config: Config = REAL) -> str | None:
     memory = DeviceMemory(round(gb * GB), round(gb * GB), "cuda")
     placement = choose_placement(
-        Source(None, Path(), config), memory, 0.9, 2, quantize, max_batch=max_batch, max_length=None
+        CheckpointSource(None, Path(), config), memory, 0.9, 2, quantize, max_batch=max_batch, max_length=None
     )
     assert not placement.layers, "without host memory nothing streams"
     return None if placement.quantize == "none" else placement.quantize
@@ -137,7 +137,7 @@ def placed(
 ) -> Placement:
     memory = DeviceMemory(80 * GB, 80 * GB, "cuda", round(host * GB))
     return choose_placement(
-        Source(None, Path(), config), memory, f"{gb}GB", 2, quantize, max_batch=max_batch, max_length=None
+        CheckpointSource(None, Path(), config), memory, f"{gb}GB", 2, quantize, max_batch=max_batch, max_length=None
     )
 
 

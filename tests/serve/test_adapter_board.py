@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gesso.serve import adapter_board
-from gesso.serve.adapter_board import AdapterBoard, Report, Table
+from gesso.serve.adapter_board import AdapterBoard, AdapterDirectories, ReplicaReport
 from gesso.serve.adapter_follower import AdapterFollower
 from gesso.serve.adapters import ServedAdapters
 from gesso.serve.errors import ApiError
@@ -191,5 +191,5 @@ def test_without_a_board_replicas_answer_and_reject_changes(root):
 
 def test_reports_and_errors_travel_between_processes():
     error = ApiError(404, "gone", param="lora_name", code="adapter_not_found", retry_after=3)
-    report = pickle.loads(pickle.dumps(Report("r", Table(2, {"a": "/a"}), error)))
-    assert report.table == Table(2, {"a": "/a"}) and vars(report.failure) == vars(error)
+    report = pickle.loads(pickle.dumps(ReplicaReport("r", AdapterDirectories(2, {"a": "/a"}), error)))
+    assert report.table == AdapterDirectories(2, {"a": "/a"}) and vars(report.failure) == vars(error)

@@ -51,7 +51,7 @@ def pinned(server, text, **fields):
 def prepare(tiny, **fields):
     """Return the outcome of preparing a request."""
     settings = ServerSettings(engine=EngineSettings(model=str(tiny.directory)), name="tiny")
-    task = {"endpoint": "anthropic", "contexts": {"tiny": 256}, "sees": {"tiny": False}}
+    task = {"endpoint": "anthropic", "contexts": {"tiny": 256}, "accepts_images": {"tiny": False}}
     return endpoints.run(task, json.dumps({"messages": HELLO} | fields).encode(), [ModelFrontend(settings)])
 
 

@@ -21,7 +21,7 @@ from gesso.serve.generation import Generation
 from gesso.serve.jobs import Job, Mailbox
 from gesso.serve.openai import completions
 from gesso.serve.protocol import Cancel, Submit
-from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
 from gesso.serve.worker import Worker
 from tests.serving import raw, within
 from tests.waiting import wait_until
@@ -33,7 +33,7 @@ ENDLESS = {"steps": 1000, "stopping": "fixed", "canvas_length": 256}
 @pytest.fixture(scope="module")
 def server(served_model):
     engine = EngineSettings(model=str(served_model), device="cpu", max_batch=4, prefill=256)
-    with within(ServerSettings(engine=engine, limits=Limits(io_timeout=2))) as running:
+    with within(ServerSettings(engine=engine, limits=ServerLimits(io_timeout=2))) as running:
         yield running
 
 

@@ -19,7 +19,7 @@ from gesso.serve.models import with_images
 from gesso.serve.packed_images import pack, unpack
 from gesso.serve.prepare import endpoints
 from gesso.serve.prepare.frontend import ModelFrontend
-from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
 from tests.images.files import drawing, encoded
 from tests.images.hostile import many_frames, refused
 from tests.serve.image_requests import (
@@ -335,11 +335,11 @@ def test_images_beyond_the_context_are_refused_before_all_are_read(server):
 def test_a_text_only_server_takes_no_images_and_no_larger_bodies(directory):
     engine = EngineSettings(model=str(directory))
     settings = with_images(ServerSettings(engine=engine, name="tiny"))
-    assert settings.body_bytes == Limits.body_bytes + Limits.image_bytes
+    assert settings.body_bytes == ServerLimits.body_bytes + ServerLimits.image_bytes
     blind = with_images(replace(settings, engine=replace(engine, text_only=True)))
-    assert blind.body_bytes == with_images(ServerSettings()).body_bytes == Limits.body_bytes
+    assert blind.body_bytes == with_images(ServerSettings()).body_bytes == ServerLimits.body_bytes
     for each, sees in ((blind, ModelFrontend(blind).may_see), (settings, False)):  # by the options, by the weights
-        task = {"endpoint": "chat", "contexts": {"tiny": 256}, "sees": {"tiny": sees}}
+        task = {"endpoint": "chat", "contexts": {"tiny": 256}, "accepts_images": {"tiny": sees}}
         head, _ = endpoints.run(task, json.dumps(chat([part(CAT)])).encode(), [ModelFrontend(each)])
         error = json.loads(head)["error"]
         assert (error["status"], error["param"]) == (400, f"{WHERE}.image_url.url")
@@ -347,9 +347,9 @@ def test_a_text_only_server_takes_no_images_and_no_larger_bodies(directory):
 
 
 def test_pixels_of_a_request_are_limited_once_per_choice(directory):
-    small = Limits(image_bytes=20_000)
+    small = ServerLimits(image_bytes=20_000)
     settings = with_images(ServerSettings(engine=EngineSettings(model=str(directory)), name="tiny", limits=small))
-    task = {"endpoint": "chat", "contexts": {"tiny": 4096}, "sees": {"tiny": True}}
+    task = {"endpoint": "chat", "contexts": {"tiny": 4096}, "accepts_images": {"tiny": True}}
     cases = {(1, 1): None, (1, 16): "n", (16, 1): "messages[0].content["}
     for (images, n), param in cases.items():
         head, _ = endpoints.run(task, json.dumps(chat([part(CAT)] * images, n=n)).encode(), [ModelFrontend(settings)])

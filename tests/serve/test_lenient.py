@@ -23,7 +23,7 @@ from gesso.serve.openai.text_fields import CompletionFields
 from gesso.serve.prepare.endpoints import run
 from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.prepare.request import PreparedRequest
-from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
 from tests.serving import QUICK, server_fixture
 from tests.test_renamed import NAMES
 from tests.waiting import bounded, wait_until
@@ -59,14 +59,18 @@ WARNED = {
 @pytest.fixture(scope="module")
 def frontends(served_model):
     """The served model as the prepare process has it, lenient and strict."""
-    settings = {"engine": EngineSettings(model=str(served_model)), "name": "tiny", "limits": Limits(request_tokens=180)}
+    settings = {
+        "engine": EngineSettings(model=str(served_model)),
+        "name": "tiny",
+        "limits": ServerLimits(request_tokens=180),
+    }
     return {strict: ModelFrontend(ServerSettings(**settings, strict=strict)) for strict in (False, True)}
 
 
 def prepared(frontends, body, strict=False, endpoint="chat"):
     """The outcome of preparing a request: a PreparedRequest, or the error of a rejected one."""
     asked = ({"messages": HELLO} if endpoint == "chat" else {"prompt": "Hello"}) | {"max_tokens": 8} | body
-    task = {"endpoint": endpoint, "contexts": {"tiny": CONTEXT}, "sees": {"tiny": False}}
+    task = {"endpoint": endpoint, "contexts": {"tiny": CONTEXT}, "accepts_images": {"tiny": False}}
     head, blob = run(task, json.dumps(asked).encode(), [frontends[strict]])
     return json.loads(head)["error"] if head.startswith(b'{"error"') else PreparedRequest.decode(head, blob)
 
@@ -181,7 +185,7 @@ def test_constraints_of_vllm_are_ours(frontends, endpoint, name, value, expected
 )
 def test_no_dialect_ignores_a_field_silently(frontends, endpoint, body, name):
     common = {"messages": HELLO, "max_tokens": 8} if endpoint == "anthropic" else {}
-    asked = {"endpoint": endpoint, "contexts": {"tiny": CONTEXT}, "sees": {"tiny": False}}
+    asked = {"endpoint": endpoint, "contexts": {"tiny": CONTEXT}, "accepts_images": {"tiny": False}}
     head, blob = run(asked, json.dumps(common | body).encode(), [frontends[False]])
     (warning,) = PreparedRequest.decode(head, blob).warnings
     assert warning.startswith(f"{name} was ignored: ")

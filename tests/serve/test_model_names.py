@@ -26,7 +26,7 @@ def prepared(frontends, endpoint, **body):
     names = [frontend.name for frontend in frontends]
     adapters = {frontend.name: list(frontend.adapters) for frontend in frontends}
     contexts, sees = dict.fromkeys(names, 512), dict.fromkeys(names, False)
-    task = {"endpoint": endpoint, "contexts": contexts, "adapters": adapters, "sees": sees, "fetch": None}
+    task = {"endpoint": endpoint, "contexts": contexts, "adapters": adapters, "accepts_images": sees, "fetch": None}
     return endpoints.run(task, json.dumps(body).encode(), frontends)
 
 

@@ -22,14 +22,14 @@ from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.prepare.pool import PreparePool
 from gesso.serve.prepare.request import ConstraintSource
 from gesso.serve.protocol import SIZES
-from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
 from tests.waiting import PATIENCE, wait_until
 
 
 @pytest.fixture
 def pool():
     """A pool without a process, for tests that simulate its children."""
-    return PreparePool([ServerSettings(limits=Limits(queue=16))])
+    return PreparePool([ServerSettings(limits=ServerLimits(queue=16))])
 
 
 class Children:
@@ -106,7 +106,7 @@ def test_a_client_with_many_waiting_requests_gets_429_and_others_are_served(pool
 
 def test_a_client_may_have_one_waiting_request_in_a_queue_of_one():
     async def scene():
-        pool = PreparePool([ServerSettings(limits=Limits(queue=1))])
+        pool = PreparePool([ServerSettings(limits=ServerLimits(queue=1))])
         children = Children(pool)
         asked = [asyncio.create_task(compile(pool, "a", f"slow{i}")) for i in range(2)]
         await settle()
@@ -209,7 +209,7 @@ def test_a_request_waits_a_limited_time_for_the_prepare_process_and_frees_its_sl
 
 def real_pool(served_model, **limits):
     engine = EngineSettings(model=str(served_model))
-    return PreparePool([ServerSettings(engine=engine, name="tiny", limits=Limits(**limits))])
+    return PreparePool([ServerSettings(engine=engine, name="tiny", limits=ServerLimits(**limits))])
 
 
 def test_a_failing_fork_fails_only_its_request(monkeypatch, tmp_path, served_model):

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gesso.checkpoint.aliases import Choice
+from gesso.checkpoint.aliases import CheckpointChoice
 from gesso.errors import CheckpointError, InputError
-from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
 from tests import loras
 from tests.waiting import PATIENCE, wait_until
 
@@ -40,7 +40,7 @@ def settings(served_model, adapters):
         model=str(served_model), adapters={"a": str(adapters["a"])}, device="cpu", max_batch=BATCH, max_length=600
     )
     root = str(adapters["a"].parent.resolve())
-    return ServerSettings(engine=engine, limits=Limits(drain=20), name="tiny", adapter_dir=root)
+    return ServerSettings(engine=engine, limits=ServerLimits(drain=20), name="tiny", adapter_dir=root)
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +216,7 @@ def test_the_alias_is_resolved_by_each_replica(settings, url, monkeypatch):
     alias = replace(settings.engine, model="diffusiongemma", adapters={}, memory="1GB")
     with pytest.raises(CheckpointError, match="did not start.*no GPU; .* 1.0 GB of host memory may be used"):
         deploy(replace(settings, engine=alias), "127.0.0.1", PORT, Cluster())
-    monkeypatch.setattr("gesso.serve.ray.choose_apart", lambda *_: Choice("owner/model", "fp8", "it fits"))
+    monkeypatch.setattr("gesso.serve.ray.choose_apart", lambda *_: CheckpointChoice("owner/model", "fp8", "it fits"))
     chosen = on_this_machine(replace(settings, engine=alias)).engine
     assert (chosen.model, chosen.quantize) == ("owner/model", "fp8")
     assert on_this_machine(settings) == settings

@@ -11,7 +11,7 @@ from gesso.serve.openai import responses
 from gesso.serve.prepare import endpoints
 from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.prepare.request import PreparedRequest
-from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
 from tests.schemas import assert_valid
 from tests.serving import QUICK, serving
 
@@ -341,8 +341,10 @@ def test_langchain_calls_tools_and_continues(server):
 
 def prepare(body, tiny, **limits):
     """Prepare a request in this process."""
-    settings = ServerSettings(engine=EngineSettings(model=str(tiny.directory)), limits=Limits(**limits), name="tiny")
-    task = {"endpoint": "responses", "contexts": {"tiny": 256}, "sees": {"tiny": False}, "fetch": None}
+    settings = ServerSettings(
+        engine=EngineSettings(model=str(tiny.directory)), limits=ServerLimits(**limits), name="tiny"
+    )
+    task = {"endpoint": "responses", "contexts": {"tiny": 256}, "accepts_images": {"tiny": False}, "fetch": None}
     return endpoints.run(task, json.dumps(body).encode(), [ModelFrontend(settings)])
 
 

@@ -9,7 +9,7 @@ from gesso.serve.jobs import Job, Mailbox
 from gesso.serve.metrics import Metrics
 from gesso.serve.prepare.request import PreparedJob
 from gesso.serve.protocol import Ended, Ready
-from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
 from gesso.serve.supervisor import Supervisor
 
 IDS = itertools.count()
@@ -17,7 +17,7 @@ IDS = itertools.count()
 
 def supervisor(*, shared=True, max_batch=4, device="cpu", queue=64):
     """Return a supervisor whose engine is ready. Its messages are discarded."""
-    made = Supervisor(EngineSettings(), Limits(queue=queue), Metrics(), "model", shared)
+    made = Supervisor(EngineSettings(), ServerLimits(queue=queue), Metrics(), "model", shared)
     made._handle(Ready(device, "float32", None, max_batch, 100, 256, "as requested"))
     return made
 

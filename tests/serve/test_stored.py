@@ -6,7 +6,7 @@ import pytest
 
 from gesso.errors import InputError
 from gesso.serve.errors import ApiError
-from gesso.serve.settings import Limits
+from gesso.serve.settings import ServerLimits
 from gesso.serve.stored import ResponseStore, StoredResponse
 
 
@@ -28,7 +28,7 @@ def ids(store: ResponseStore, client: str, names: str) -> str:
 
 
 def test_a_response_of_another_client_is_not_found():
-    store = ResponseStore(Limits())
+    store = ResponseStore(ServerLimits())
     store.put("a", "1", response())
     assert ids(store, "a", "1") == "1" and ids(store, "b", "1") == ""
     with pytest.raises(ApiError, match="belongs to another client"):
@@ -39,14 +39,14 @@ def test_a_response_of_another_client_is_not_found():
 
 
 def test_the_number_of_responses_is_limited_and_the_oldest_is_dropped():
-    store = ResponseStore(Limits(stored_responses=3))
+    store = ResponseStore(ServerLimits(stored_responses=3))
     for id in "12345":
         store.put("a", id, response())
     assert ids(store, "a", "12345") == "345"
 
 
 def test_the_bytes_of_responses_are_limited():
-    store = ResponseStore(Limits(stored_bytes=100))
+    store = ResponseStore(ServerLimits(stored_bytes=100))
     for id in "1234":
         store.put("a", id, response(30))
     assert ids(store, "a", "1234") == "234"
@@ -56,7 +56,9 @@ def test_the_bytes_of_responses_are_limited():
     assert ids(store, "a", "6") == "6"
 
 
-@pytest.mark.parametrize("limits", [Limits(stored_responses=4), Limits(stored_bytes=130)], ids=["number", "bytes"])
+@pytest.mark.parametrize(
+    "limits", [ServerLimits(stored_responses=4), ServerLimits(stored_bytes=130)], ids=["number", "bytes"]
+)
 def test_a_client_with_many_responses_does_not_displace_those_of_others(limits):
     store = ResponseStore(limits)
     store.put("a", "1", response())
@@ -66,7 +68,7 @@ def test_a_client_with_many_responses_does_not_displace_those_of_others(limits):
 
 
 def test_responses_expire(monkeypatch):
-    store, now = ResponseStore(Limits(stored_seconds=60)), time.monotonic()
+    store, now = ResponseStore(ServerLimits(stored_seconds=60)), time.monotonic()
     store.put("a", "1", response())
     monkeypatch.setattr(time, "monotonic", lambda: now + 59)
     assert ids(store, "a", "1") == "1"
@@ -76,7 +78,7 @@ def test_responses_expire(monkeypatch):
 
 
 def test_deleting_frees_the_bytes():
-    store = ResponseStore(Limits())
+    store = ResponseStore(ServerLimits())
     store.put("a", "1", response())
     store.delete("a", "1")
     assert ids(store, "a", "1") == ""
@@ -84,7 +86,7 @@ def test_deleting_frees_the_bytes():
 
 
 def test_a_stored_conversation_larger_than_a_body_is_rejected():
-    store = ResponseStore(Limits(body_bytes=50))
+    store = ResponseStore(ServerLimits(body_bytes=50))
     store.put("a", "1", response(60))
     assert store.fetch("a", "1", []) == b"i" * 20 + b"\n" + b"o" * 20
     with pytest.raises(ApiError, match="exceeds the limit of 50 bytes"):
@@ -92,10 +94,10 @@ def test_a_stored_conversation_larger_than_a_body_is_rejected():
 
 
 def test_zero_stores_nothing_and_other_limits_must_be_above_zero():
-    store = ResponseStore(Limits(stored_responses=0))
+    store = ResponseStore(ServerLimits(stored_responses=0))
     store.put("a", "1", response())
     with pytest.raises(ApiError, match="this server stores no responses"):
         store.get("a", "1")
     for name in ("stored_responses", "stored_bytes", "stored_seconds"):
         with pytest.raises(InputError, match=name):
-            Limits(**{name: -1})
+            ServerLimits(**{name: -1})

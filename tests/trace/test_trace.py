@@ -11,7 +11,7 @@ import pytest
 
 from gesso.trace import html, svg
 from gesso.trace.layout import picture
-from gesso.trace.run import CANDIDATES, Run, recorded
+from gesso.trace.run import CANDIDATES, TracedRun, recorded
 from tests.studio import visiting
 
 HOSTILE = "</script><!--<script><img src=x onerror='window.hurt=1'>&amp;\n</svg>"
@@ -23,7 +23,7 @@ def run(tiny):
     drafts = []
     options = {"max_new_tokens": 24, "canvas_length": 16, "steps": 5, "seed": 3, "draft_logprobs": CANDIDATES}
     *_, done = recorded(tiny, tiny.stream(HOSTILE, **options), drafts)
-    return Run(HOSTILE, drafts, done.result)
+    return TracedRun(HOSTILE, drafts, done.result)
 
 
 def test_a_run_has_every_step(run):
@@ -95,7 +95,7 @@ def test_a_gif_has_one_frame_per_step(run, tmp_path):
     assert len(run.drafts) - same <= shown <= len(run.drafts), "Pillow joins equal frames"
 
 
-def _differs(run: Run, frame: int) -> bool:
+def _differs(run: TracedRun, frame: int) -> bool:
     return any(frame in (g.start, g.end) for g in picture(run).spans)
 
 

@@ -10,7 +10,7 @@ from gesso import adapters
 from gesso.adapters import LoraSettings, factor_values
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.parameters import empty_model
-from gesso.checkpoint.source import Source
+from gesso.checkpoint.source import CheckpointSource
 from gesso.checkpoint.vision import vision_bytes
 from gesso.errors import GessoError
 from gesso.memory.device import DeviceMemory
@@ -35,7 +35,7 @@ def test_message_has_the_size_that_failed_and_advice(reason, shown):
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "fine-tuning.md"
-REAL = Source(None, Path(), random_weights.config_of("26b-a4b"))
+REAL = CheckpointSource(None, Path(), random_weights.config_of("26b-a4b"))
 
 
 def test_the_forecast_is_the_computed_column_of_the_page():

@@ -12,7 +12,7 @@ from gesso.checkpoint.random_weights import config_of
 from gesso.errors import InputError
 from gesso.train import defaults
 from gesso.train import plan as module
-from gesso.train.plan import Given, make_plan
+from gesso.train.plan import TrainOptions, make_plan
 from gesso.train.recipe import (
     DataSettings,
     HeldOutSettings,
@@ -33,7 +33,7 @@ def write(path, count, length=8):
 def plan(tmp_path, small):  # noqa: F811
     def make(count=100, device="cpu", length=8, **given):
         data = write(tmp_path / "chats.jsonl", count, length)
-        return make_plan(Given(**{"data": (data,), "model": str(small), **given}), device)
+        return make_plan(TrainOptions(**{"data": (data,), "model": str(small), **given}), device)
 
     return make
 
@@ -174,7 +174,7 @@ def test_sections_of_long_texts_have_tokens_before_their_canvas(plan, tmp_path):
 def test_mostly_unusable_data_can_be_checked(small, tmp_path):  # noqa: F811
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"question": "a"}\n' * 3 + '{"text": "a"}\n')
-    found = make_plan(Given(data=(str(bad),), model=str(small), held_out=("none",)), "cpu", check=True)
+    found = make_plan(TrainOptions(data=(str(bad),), model=str(small), held_out=("none",)), "cpu", check=True)
     assert len(found.rejected) == 3
 
 
@@ -192,7 +192,7 @@ def large(tmp_path):
 @pytest.mark.parametrize(("rows", "held_out", "steps", "every"), [(20, 2, 336, 42), (200, 10, 136, 17)])
 def test_from_a_billion_parameters_on_the_recipe_is_the_published_one(tmp_path, large, rows, held_out, steps, every):
     data = write(tmp_path / "chats.jsonl", rows)
-    plan = make_plan(Given(data=(data,), model=str(large)), "cuda")
+    plan = make_plan(TrainOptions(data=(data,), model=str(large)), "cuda")
     batch = min(16, (rows - held_out) // 3)
     assert (plan.rows, plan.held_out) == (rows - held_out, held_out)
     assert asdict(plan.recipe) == {

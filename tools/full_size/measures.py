@@ -68,7 +68,7 @@ def _steps(g: Gesso) -> dict[str, Any]:
     row = bench.measure_batch(g, 1, PROMPT, NEW, bench.RULES)
     found: dict[str, Any] = {
         "weights_GB": sum(t.nbytes for t in bench._tensors(g.model)) / 1e9,
-        "ms_a_step": row["ms_a_step"],
+        "ms_per_step": row["ms_per_step"],
         "tokens_per_second": row["tokens_per_second"],
     }
     if DEVICE.type == "cuda":

@@ -42,7 +42,7 @@ def stream(memory: str, model: str, device: str) -> dict[str, Any]:
         "memory": memory,
         "digest": digests.pop() if len(digests) == 1 else "differs between runs",
         "tokens_per_s": NEW / runs[2][2],
-        "ms_a_step": step * 1e3,
+        "ms_per_step": step * 1e3,
         "seconds_to_load": loaded,
         "streamed_layers": 0 if held is None else len(held.layers),
         "pcie_bytes_a_step": 0 if held is None else held.nbytes,

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from gesso.bench.server import Server
+from gesso.bench.server import ServerProcess
 from tools.load import mix, processes, wire
 from tools.load.soak import PATIENCE, SEEDS, alone
 
@@ -92,7 +92,7 @@ def _ask(url: str, log: Log, kind: str, seed: int, expected: Any) -> None:
         log.lost.append(f"{kind}: {reason}")
 
 
-def _kill(server: Server, log: Log, requests: int, kills: int, stop: threading.Event) -> None:
+def _kill(server: ServerProcess, log: Log, requests: int, kills: int, stop: threading.Event) -> None:
     """Kill engines that have requests, at equal distances of answers. Pause each one first."""
     for number in range(kills):
         while log.answered < (number + 1) * requests / (kills + 1) and not stop.is_set():
@@ -111,7 +111,7 @@ def _kill(server: Server, log: Log, requests: int, kills: int, stop: threading.E
         _wait_for_another(server, engine)
 
 
-def _wait_for_another(server: Server, engine: int) -> None:
+def _wait_for_another(server: ServerProcess, engine: int) -> None:
     """Wait until a new engine is ready: a server gives up if two in a row die while they load."""
     until = time.monotonic() + PATIENCE
     while processes.engine_pid(server.pid) in (engine, None) and time.monotonic() < until:

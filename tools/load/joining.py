@@ -19,7 +19,7 @@ from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 from gesso.bench.serve import exchange, headers, percentile
-from gesso.bench.server import Server, address, running_server
+from gesso.bench.server import ServerProcess, address, running_server
 from tools.load.wire import CHAT, COMPLETIONS
 
 SECONDS = 0.3  # to the first draft
@@ -147,7 +147,7 @@ def measure(
     }
 
 
-def wait_ready(server: Server) -> dict[str, float]:
+def wait_ready(server: ServerProcess) -> dict[str, float]:
     """Wait until a server is ready; return the seconds from its start, and from having the weights."""
     began, loaded = time.monotonic(), None
     while not (ready := _ready(server.url))[0]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gesso.bench import server
-from gesso.bench.server import Server
+from gesso.bench.server import ServerProcess
 
 ENGINE = "gesso.serve.worker"
 
@@ -91,7 +91,7 @@ def running_server(
     threads: int | None = None,
     frame_bytes: int | None = None,
     files: int | None = None,
-) -> Iterator[Server]:
+) -> Iterator[ServerProcess]:
     """Start a server, and kill it with all its processes in the end.
 
     `frame_bytes` lowers the limit on messages between its processes, and `files` the number of files it may open.

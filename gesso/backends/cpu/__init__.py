@@ -113,11 +113,11 @@ def use_kernels(model: nn.Module) -> None:
     from gesso.backends.cpu.experts import PackedExperts
     from gesso.backends.cpu.mixtures import mixture
     from gesso.backends.cpu.norms import KernelNorm
-    from gesso.backends.cpu.products import Matrix
+    from gesso.backends.cpu.products import PackedMatrix
 
     for module in list(model.modules()):
         if isinstance(module, Packed) and module.format in KERNELS:
-            module.product = Matrix.of(module)
+            module.product = PackedMatrix.of(module)
             module.mixture = partial(mixture, module.product) if len(module.shape) == 2 else None
         for name, child in module.named_children():
             if isinstance(child, Experts) and not isinstance(child, PackedExperts):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gesso.backends.cpu import threads
 from gesso.backends.cpu.kernels.unpacking import unpack
-from gesso.backends.cpu.products import Matrix
+from gesso.backends.cpu.products import PackedMatrix
 
 ROWS = 256  # unpacked at once: 3 MB for the 26B, which stay in a cache
 # A weight below this part of the largest one of its token is left out. All of a vocabulary of 2^18 together are below
@@ -16,7 +16,7 @@ ROWS = 256  # unpacked at once: 3 MB for the 26B, which stay in a cache
 LEAST = 2.0**-42
 
 
-def mixture(table: Matrix, weight_TV: Tensor) -> Tensor:
+def mixture(table: PackedMatrix, weight_TV: Tensor) -> Tensor:
     """Return the sums [T, H] of rows, of which only those with some weight are unpacked."""
     size_TV = weight_TV.abs()
     is_small_TV = size_TV <= size_TV.amax(-1, keepdim=True) * LEAST  # NaN is not

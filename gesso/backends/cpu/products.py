@@ -44,7 +44,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, eq=False)
-class Matrix:
+class PackedMatrix:
     """A packed matrix [O, I], or experts [E, O, I], that rows can be multiplied by: `matrix(x)`."""
 
     format: str
@@ -54,7 +54,7 @@ class Matrix:
     inputs: int
 
     @classmethod
-    def of(cls, weight: Packed) -> "Matrix":
+    def of(cls, weight: Packed) -> "PackedMatrix":
         tensors = weight.tensors
         codes, scales = tensors[FORMATS[weight.format][0]], tensors["weight_scale"]
         assert codes.is_contiguous() and scales.is_contiguous()

@@ -16,7 +16,7 @@ from gesso.backends.cpu.kernels import layers as kernel
 from gesso.backends.cpu.kernels import table
 from gesso.backends.cpu.kernels.rounding import BLOCK, ROW_BLOCK_BYTES
 from gesso.backends.cpu.kernels.stages import STAGE_BYTES
-from gesso.backends.cpu.products import Matrix
+from gesso.backends.cpu.products import PackedMatrix
 from gesso.model.cache import KVCache
 from gesso.model.config import Config
 from gesso.model.experts import runs_all
@@ -64,7 +64,7 @@ class TokenPass:
         self.counters = torch.zeros(len(stack.layers), kernel.STAGES, STAGE_BYTES // 8, dtype=torch.int64)
         self.table = torch.zeros(len(stack.layers), table.LAYER_BYTES // 8, dtype=torch.int64)
         self.held: list[object] = []
-        self.first: Matrix | None = None
+        self.first: PackedMatrix | None = None
         for index, layer in enumerate(stack.layers):
             assert isinstance(layer, Layer)
             shape, matrices = config.layers[index], _matrices(layer)
@@ -131,7 +131,7 @@ class TokenPass:
         return hidden_SH
 
 
-def _matrices(layer: Layer) -> dict[int, Matrix | None]:
+def _matrices(layer: Layer) -> dict[int, PackedMatrix | None]:
     """Return the packed matrices of a layer by field; None where there is none, or none with a kernel."""
     attention = layer.self_attn
     mlp = layer.mlp

@@ -9,18 +9,18 @@ from torch import Tensor
 from gesso.backends.cpu import threads
 from gesso.backends.cpu.kernels import vocabulary as kernel
 from gesso.backends.cpu.kernels.vectors import LANES
-from gesso.backends.cpu.products import Matrix, rounded
+from gesso.backends.cpu.products import PackedMatrix, rounded
 from gesso.diffusion.prediction import Prediction
 from gesso.model.transformer import DiffusionGemma
 
 
-def head_of(model: DiffusionGemma) -> Matrix | None:
+def head_of(model: DiffusionGemma) -> PackedMatrix | None:
     """Return the head of a model, if the kernel can multiply by it."""
     head = getattr(model.head, "product", None)
-    return head if isinstance(head, Matrix) and head.outputs % LANES == 0 else None
+    return head if isinstance(head, PackedMatrix) and head.outputs % LANES == 0 else None
 
 
-def predict(head: Matrix, softcap: float, hidden_1H: Tensor, temperature: float, key_12: Tensor) -> Prediction:
+def predict(head: PackedMatrix, softcap: float, hidden_1H: Tensor, temperature: float, key_12: Tensor) -> Prediction:
     """Return the prediction of one position, without its self-conditioning."""
     assert len(hidden_1H) == 1 and key_12.dtype == torch.int32
     parts = -(-head.outputs // kernel.PART)

@@ -56,7 +56,7 @@ class NextNorm(NamedTuple):
     format: str | None
 
 
-class Matrix(NamedTuple):
+class AdaptedMatrix(NamedTuple):
     """A weight, and the factors of the adapters for the launch whose first weight it is."""
 
     weight: Weight
@@ -68,18 +68,18 @@ class Matrix(NamedTuple):
         return self.weight.format if isinstance(self.weight, Packed) else None
 
 
-def matrix(linear: nn.Module, adapters: PassAdapters = NO_ADAPTERS) -> Matrix:
+def matrix(linear: nn.Module, adapters: PassAdapters = NO_ADAPTERS) -> AdaptedMatrix:
     """Return the weight of a linear module and its adapters."""
     assert isinstance(linear, Linear)
-    return Matrix(linear.weight, adapters.of(linear))
+    return AdaptedMatrix(linear.weight, adapters.of(linear))
 
 
-def alike(matrices: Sequence[Matrix]) -> bool:
+def alike(matrices: Sequence[AdaptedMatrix]) -> bool:
     """Return whether one kernel can multiply by all of these. Files of other tools may mix bfloat16 and FP8."""
     return len({each.format for each in matrices}) == 1
 
 
-def activation_format(matrices: Sequence[Matrix]) -> str | None:
+def activation_format(matrices: Sequence[AdaptedMatrix]) -> str | None:
     """Return the shared activation format of matrices with the same input, or None."""
     formats = {each.format for each in matrices}
     return formats.pop() if len(formats) == 1 else None

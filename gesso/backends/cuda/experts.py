@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gesso.backends.cuda.activations import ExpertOutputs, Matrix, Rows, matrix
+from gesso.backends.cuda.activations import AdaptedMatrix, ExpertOutputs, Rows, matrix
 from gesso.backends.cuda.families import ALL, Kernels, launching
 from gesso.backends.cuda.kernels import products, rows
 from gesso.backends.cuda.kernels.four_bit import FOUR_BIT
@@ -74,8 +74,8 @@ def _dense(weight: Tensor | Packed, dtype: torch.dtype) -> Tensor:
     return weight.dense(dtype) if isinstance(weight, Packed) else weight
 
 
-def _matrices(module: Experts) -> tuple[Matrix, Matrix]:
-    return Matrix(module.gate_up_proj), Matrix(module.down_proj)
+def _matrices(module: Experts) -> tuple[AdaptedMatrix, AdaptedMatrix]:
+    return AdaptedMatrix(module.gate_up_proj), AdaptedMatrix(module.down_proj)
 
 
 def kernels_fit(module: Experts, k: int) -> bool:

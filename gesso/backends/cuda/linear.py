@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gesso.backends.cuda.activations import Fp8Rows, Matrix, Rows, SplitK, alike
+from gesso.backends.cuda.activations import AdaptedMatrix, Fp8Rows, Rows, SplitK, alike
 from gesso.backends.cuda.families import ALL, Kernels, launching
 from gesso.backends.cuda.kernels import products
 from gesso.backends.cuda.kernels.low_rank import Factors
@@ -24,7 +24,7 @@ def rows_fit(x_TI: Tensor) -> bool:
     return x_TI.shape[1] % 16 == 0
 
 
-def linear(x_TI: Tensor, matrix: Matrix, lengths: Sequence[int], kernels: Kernels = ALL) -> Tensor:
+def linear(x_TI: Tensor, matrix: AdaptedMatrix, lengths: Sequence[int], kernels: Kernels = ALL) -> Tensor:
     """Multiply, with the adapters of the tokens."""
     if kernels.run("products") and rows_fit(x_TI):
         with launching("products"):
@@ -33,7 +33,9 @@ def linear(x_TI: Tensor, matrix: Matrix, lengths: Sequence[int], kernels: Kernel
     return y_TO if matrix.factors is None else y_TO + low_rank(x_TI, matrix.factors, lengths, kernels)
 
 
-def linears(x_TI: Rows, matrices: Sequence[Matrix], lengths: Sequence[int], kernels: Kernels = ALL) -> list[Tensor]:
+def linears(
+    x_TI: Rows, matrices: Sequence[AdaptedMatrix], lengths: Sequence[int], kernels: Kernels = ALL
+) -> list[Tensor]:
     """Multiply the same tokens by several matrices, in one launch if they have the same format."""
     if isinstance(x_TI, Tensor) and not (kernels.run("products") and alike(matrices)):
         return [linear(x_TI, each, lengths, kernels) for each in matrices]
@@ -41,7 +43,9 @@ def linears(x_TI: Rows, matrices: Sequence[Matrix], lengths: Sequence[int], kern
         return products.linears(x_TI, [each.weight for each in matrices], matrices[0].factors)
 
 
-def linear_split_k(x_TI: Rows, matrix: Matrix, lengths: Sequence[int], kernels: Kernels = ALL) -> Tensor | SplitK:
+def linear_split_k(
+    x_TI: Rows, matrix: AdaptedMatrix, lengths: Sequence[int], kernels: Kernels = ALL
+) -> Tensor | SplitK:
     """Multiply. The result may be unreduced split-K partials."""
     if isinstance(x_TI, Tensor) and not (kernels.run("products") and rows_fit(x_TI)):
         return linear(x_TI, matrix, lengths, kernels)
@@ -49,7 +53,14 @@ def linear_split_k(x_TI: Rows, matrix: Matrix, lengths: Sequence[int], kernels: 
         return products.split_k(x_TI, matrix.weight, matrix.factors)
 
 
-def mlp(x_TI: Rows, gate: Matrix, up: Matrix, down: Matrix, lengths: Sequence[int], kernels: Kernels = ALL) -> Tensor:
+def mlp(
+    x_TI: Rows,
+    gate: AdaptedMatrix,
+    up: AdaptedMatrix,
+    down: AdaptedMatrix,
+    lengths: Sequence[int],
+    kernels: Kernels = ALL,
+) -> Tensor:
     """Return (gelu(x gate) * (x up)) down."""
     if isinstance(x_TI, Fp8Rows) and down.format == "fp8":
         with launching("products"):
@@ -57,7 +68,7 @@ def mlp(x_TI: Rows, gate: Matrix, up: Matrix, down: Matrix, lengths: Sequence[in
     return linear(gated(x_TI, gate, up, lengths, kernels), down, lengths, kernels)
 
 
-def gated(x_TI: Rows, gate: Matrix, up: Matrix, lengths: Sequence[int], kernels: Kernels = ALL) -> Tensor:
+def gated(x_TI: Rows, gate: AdaptedMatrix, up: AdaptedMatrix, lengths: Sequence[int], kernels: Kernels = ALL) -> Tensor:
     """Return gelu(x gate) * (x up)."""
     if isinstance(x_TI, Tensor) and not (kernels.run("products") and alike([gate, up])):
         gate_TO = F.gelu(linear(x_TI, gate, lengths, kernels), approximate="tanh")

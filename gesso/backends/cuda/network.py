@@ -16,7 +16,15 @@ from torch import Tensor
 from gesso.adapters.lora import Adapters
 from gesso.backends.base import Piece
 from gesso.backends.cuda import row_operations
-from gesso.backends.cuda.activations import ExpertOutputs, Matrix, NextNorm, Rows, SplitK, activation_format, matrix
+from gesso.backends.cuda.activations import (
+    AdaptedMatrix,
+    ExpertOutputs,
+    NextNorm,
+    Rows,
+    SplitK,
+    activation_format,
+    matrix,
+)
 from gesso.backends.cuda.experts import choose, experts, input_format, is_memory_bound, kernels_fit
 from gesso.backends.cuda.families import ALL, Kernels, launching
 from gesso.backends.cuda.kernels import attention, products
@@ -224,7 +232,7 @@ def _experts_format(layer: Layer, kernels: Kernels) -> str | None:
     return input_format(layer.experts, layer.router.k) if kernels.run("experts") else None
 
 
-def _projections(module: Attention, adapters: PassAdapters = NO_ADAPTERS) -> list[Matrix]:
+def _projections(module: Attention, adapters: PassAdapters = NO_ADAPTERS) -> list[AdaptedMatrix]:
     return [matrix(each, adapters) for each in (module.q_proj, module.k_proj, module.v_proj) if each]
 
 

@@ -245,8 +245,8 @@ class PackedPasses:
             or len(canvases) > self.slots.count
         ):
             return None
-        asked = Packing(sum(canvases), sum(texts))
-        return _smallest(self.made, asked) or _smallest(self.left, asked)
+        needed = Packing(sum(canvases), sum(texts))
+        return _smallest(self.made, needed) or _smallest(self.left, needed)
 
     def compile(self, cache: KVCache, counts: Counts) -> None:
         """Compile the kernels of the passes that are left, several at a time.
@@ -277,13 +277,13 @@ class PackedPasses:
         return PackedPass(self.backend, packing, self.slots, self.expected, cache)
 
 
-def _smallest(made: Iterable[Packing], asked: Packing) -> Packing | None:
+def _smallest(made: Iterable[Packing], needed: Packing) -> Packing | None:
     """Return the packing with the fewest tokens that has room, and no part that is not needed."""
     fits = [
         each
         for each in made
-        if each.tokens >= asked.tokens
-        and each.room >= asked.room
-        and (each.tokens > 0, each.room > 0) == (asked.tokens > 0, asked.room > 0)
+        if each.tokens >= needed.tokens
+        and each.room >= needed.room
+        and (each.tokens > 0, each.room > 0) == (needed.tokens > 0, needed.room > 0)
     ]
     return min(fits, default=None)

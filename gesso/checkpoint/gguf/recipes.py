@@ -19,12 +19,12 @@ from gesso.checkpoint.parameters import parameters
 from gesso.checkpoint.quantize.formats import is_expert
 from gesso.checkpoint.quantize.packed import Packed, Weight
 from gesso.checkpoint.quantize.repack import to_fp8
-from gesso.checkpoint.stored import Inventory, Recipe, Stored
+from gesso.checkpoint.stored import Inventory, ParameterRecipe, Stored
 from gesso.errors import CheckpointError
 from gesso.model.config import Config
 
 
-def recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
+def recipes(config: Config, inventory: Inventory) -> dict[str, ParameterRecipe]:
     """Return a recipe for each parameter whose tensors are in the file; the inventory reports the others."""
     by_parameter = {name: _recipe(name, shape, inventory) for name, shape in parameters(config).items()}
     # `metadata` has read the values of this tensor. Scales of activations are not used: activations stay floats.
@@ -34,14 +34,14 @@ def recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
     return {name: recipe for name, recipe in by_parameter.items() if recipe is not None}
 
 
-def _recipe(parameter: str, shape: tuple[int, ...], inventory: Inventory) -> Recipe | None:
+def _recipe(parameter: str, shape: tuple[int, ...], inventory: Inventory) -> ParameterRecipe | None:
     candidates = names(parameter)
     name = next((name for name in candidates if name in inventory), candidates[0])
     if len(shape) == 1 or ".router." in parameter:
         part = inventory.take(name, shape, FLOATS)
         if part is None:
             return None
-        return Recipe(parts=(part,), build=_only, shape=shape, format=part.dtype, native=part.dtype)
+        return ParameterRecipe(parts=(part,), build=_only, shape=shape, format=part.dtype, native=part.dtype)
     if parameter.endswith("gate_up_proj") and name not in inventory:
         half_shape = (shape[0], shape[1] // 2, shape[2])
         return _matrix(parameter, shape, {half: half_shape for half in halves(name)}, inventory)
@@ -54,7 +54,7 @@ def _only(parts: Sequence[Tensor]) -> Tensor:
 
 def _matrix(
     parameter: str, shape: tuple[int, ...], weights: Mapping[str, Sequence[int]], inventory: Inventory
-) -> Recipe | None:
+) -> ParameterRecipe | None:
     """Return the recipe of a matrix, or of experts, whose rows are those of one or two stored tensors."""
     matrices = inventory.take_all({name: (matrix_shape, (*FLOATS, *BLOCKS)) for name, matrix_shape in weights.items()})
     # The scale of the experts' second matrices is a parameter by itself.
@@ -69,9 +69,9 @@ def _matrix(
     parts = (*matrices, *factors)
     if set(types) <= set(FLOATS):
         build = partial(_floats, count=len(matrices)) if len(parts) > 1 else _only
-        return Recipe(parts=parts, build=build, shape=shape, format=format, native=format)
+        return ParameterRecipe(parts=parts, build=build, shape=shape, format=format, native=format)
     fits = is_expert(parameter) and format in NATIVE and (not factors or format == "NVFP4")
-    return Recipe(
+    return ParameterRecipe(
         parts=parts,
         build=partial(_packed, matrices=matrices, format=format, shape=shape),
         shape=shape,

@@ -24,7 +24,7 @@ from gesso.checkpoint.quantize.formats import check_known, format_of, is_table, 
 from gesso.checkpoint.quantize.matrices import ROWS
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.safetensors import weight_files
-from gesso.checkpoint.source import Source, open_source
+from gesso.checkpoint.source import CheckpointSource, open_source
 from gesso.errors import InputError
 from gesso.model.config import Config
 from gesso.printable import printable
@@ -61,7 +61,7 @@ def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SH
     )
 
 
-def open_unquantized(name: str | Path) -> Source:
+def open_unquantized(name: str | Path) -> CheckpointSource:
     """Open a checkpoint that is to be quantized."""
     source = open_source(find(name))
     if source.config.quantization is not None:
@@ -73,7 +73,7 @@ def open_unquantized(name: str | Path) -> Source:
     return source
 
 
-def stored_tensors(source: Source, label: str) -> Iterator[tuple[str, Tensor]]:
+def stored_tensors(source: CheckpointSource, label: str) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor in the files of a checkpoint, also those of the vision tower."""
     stored, _ = source.headers
     recipes = ((name, in_full(part)) for name, part in stored.items())
@@ -88,7 +88,7 @@ def _check_sizes(to: str, config: Config) -> None:
             format.stored(name, shape)
 
 
-def _packed(source: Source, to: str, errors: dict[str, float]) -> Iterator[tuple[str, Tensor]]:
+def _packed(source: CheckpointSource, to: str, errors: dict[str, float]) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors to write with their names, and add the error of each matrix to `errors`."""
     for name, tensor in stored_tensors(source, f"quantizing to {to}"):
         format = None if is_vision(name) else format_of(name, tensor.shape, to)

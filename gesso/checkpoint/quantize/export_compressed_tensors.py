@@ -35,7 +35,7 @@ from gesso.checkpoint.quantize.formats import FORMATS, Format, is_expert, stored
 from gesso.checkpoint.quantize.matrices import Tensors, each
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.safetensors import weight_files
-from gesso.checkpoint.source import Source
+from gesso.checkpoint.source import CheckpointSource
 from gesso.errors import InputError
 from gesso.model.config import Config
 from gesso.model.quantization_config import QUANTIZATIONS
@@ -105,7 +105,7 @@ def _format_of(name: str, shape: Any, to: str) -> Format | None:
     return _FP8 if to == "fp8" or not is_expert(name) else FORMATS[to]
 
 
-def _tensors(source: Source, to: str, errors: dict[str, float]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(source: CheckpointSource, to: str, errors: dict[str, float]) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors to write with their names, and add the error of each matrix to `errors`."""
     for name, tensor in stored_tensors(source, f"quantizing to {to}"):
         format = None if is_vision(name) else _format_of(name, tensor.shape, to)

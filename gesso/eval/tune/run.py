@@ -10,7 +10,7 @@ from typing import Any
 from gesso.api import Gesso
 from gesso.errors import InputError
 from gesso.eval.evaluate import Evaluation
-from gesso.eval.paired import Comparison, Run, compare
+from gesso.eval.paired import ComparedRun, Comparison, compare
 from gesso.eval.task import LOG_PROBABILITY, Item
 from gesso.eval.tune.grid import SettingsCandidate
 from gesso.eval.tune.judge import Judge, Progress
@@ -160,7 +160,7 @@ class Tuner:
         if not default and evaluation.failures:
             raise InputError(f"{evaluation.failures[0].name}: {evaluation.failures[0].error}")
         before = default[0].evaluation if default else evaluation
-        return Trial(candidate, evaluation, compare(Run.of(before), Run.of(evaluation)))
+        return Trial(candidate, evaluation, compare(ComparedRun.of(before), ComparedRun.of(evaluation)))
 
 
 def goal_of(judge: Judge, scores: Sequence[str]) -> tuple[str, ...]:

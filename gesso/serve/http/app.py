@@ -291,7 +291,7 @@ def _add_operation_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> 
             "created": started,
             "owned_by": "gesso",
             "max_model_len": served.context,
-            "vision": served.sees,
+            "vision": served.accepts_images,
             "meta": {"n_ctx_train": served.frontend.longest},  # by which llama.vscode recognizes llama.cpp's API
             **parent,
         }

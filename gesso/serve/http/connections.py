@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gesso.serve.settings import Limits
+from gesso.serve.settings import ServerLimits
 
 logger = logging.getLogger("gesso.serve")
 
@@ -34,7 +34,7 @@ def raise_file_limit(wanted: int) -> int:
 class Connection(H11Protocol):
     """uvicorn's HTTP protocol with limits. `protocol` makes a subclass per server, which holds the shared state."""
 
-    limits: ClassVar[Limits]
+    limits: ClassVar[ServerLimits]
     most: ClassVar[int]
     open: "ClassVar[dict[Connection, None]]"  # oldest first
     waiting: "ClassVar[dict[Connection, None]]"  # without a complete request, oldest first
@@ -130,7 +130,7 @@ class Connection(H11Protocol):
             self.deadline = None
 
 
-def protocol(limits: Limits) -> type[Connection]:
+def protocol(limits: ServerLimits) -> type[Connection]:
     """Return a subclass of `Connection` with the limits and the shared state of one server."""
     shared = {"limits": limits, "most": raise_file_limit(limits.connections)}
     return type("LimitedConnection", (Connection,), shared | {"open": {}, "waiting": {}, "per_address": Counter()})

@@ -277,7 +277,7 @@ class RequestBuilder(Builder[Common]):
 
 def image_reader(task: dict[str, Any], frontend: ModelFrontend) -> ImageReader:
     name = frontend.name
-    return ImageReader(frontend, task["sees"][name], task["contexts"][name], task.get("fetched"))
+    return ImageReader(frontend, task["accepts_images"][name], task["contexts"][name], task.get("fetched"))
 
 
 def checked_by(constraint: dict[str, Any] | None) -> bytes:

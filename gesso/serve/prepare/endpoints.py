@@ -36,7 +36,7 @@ from gesso.serve.remote_images import RemoteImage, fetch_all
 
 F = TypeVar("F", bound=Fields)
 C = TypeVar("C", bound=Common)
-# `endpoint`; by the name of a model, `contexts`, `adapters` (their names) and `sees` (whether it sees images); `fetch`
+# `endpoint`; by the name of a model, `contexts`, `adapters` (their names) and `accepts_images`; `fetch`
 # (returns stored items); and `fetched` (the contents of URLs)
 Task = dict[str, Any]
 Frontends = Sequence[ModelFrontend]
@@ -387,7 +387,7 @@ def show(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     if frontend.chats:
         capabilities += ["insert", "thinking"]
         capabilities += ["tools"] if frontend.guides.has_tags else []
-    capabilities += ["vision"] if task["sees"][frontend.name] else []
+    capabilities += ["vision"] if task["accepts_images"][frontend.name] else []
     return b"{}", json.dumps(description(task["contexts"][frontend.name], capabilities)).encode()
 
 

@@ -34,9 +34,9 @@ class ImageReader:
     """Reads images for one model. `fetched` has the contents of URLs, or None if they have not been fetched yet."""
 
     def __init__(
-        self, frontend: ModelFrontend, sees: bool, context: int, fetched: Mapping[str, bytes] | None = None
+        self, frontend: ModelFrontend, accepts_images: bool, context: int, fetched: Mapping[str, bytes] | None = None
     ) -> None:
-        self.frontend, self.sees, self.context, self.fetched = frontend, sees, context, fetched
+        self.frontend, self.accepts_images, self.context, self.fetched = frontend, accepts_images, context, fetched
         self.remote: dict[str, RemoteImage] = {}  # to be fetched, by URL
         self.tokens = self.size = 0  # of all images so far
 
@@ -91,7 +91,7 @@ class ImageReader:
         """Return the URL of an image and the path of its field, or reject it."""
         if isinstance(source, ImageSource):
             source, where = source.url, source.where
-        if not self.sees:
+        if not self.accepts_images:
             raise InputError(
                 f"{where}: the model {self.frontend.name!r} sees no images; leave the image out, or choose one with "
                 "vision: true in /v1/models"

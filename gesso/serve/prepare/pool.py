@@ -107,7 +107,7 @@ class PreparePool:
         client: str,
         contexts: dict[str, int],
         adapters: dict[str, list[str]],
-        sees: dict[str, bool],
+        accepts_images: dict[str, bool],
         fetch: Fetch | None = None,
     ) -> tuple[bytes, bytes]:
         """Run the task of an endpoint. Return a JSON head and a blob.
@@ -115,7 +115,7 @@ class PreparePool:
         If the request has images of other servers, they are fetched, and the task runs again with their contents. A
         slot of the lane `remote` is held until the end, so that few requests have such images in memory.
         """
-        task = {"endpoint": endpoint, "contexts": contexts, "adapters": adapters, "sees": sees}
+        task = {"endpoint": endpoint, "contexts": contexts, "adapters": adapters, "accepts_images": accepts_images}
         found = await self._prepare(task, body, client, fetch)
         if not found[0].startswith(b'{"remote"'):
             return found

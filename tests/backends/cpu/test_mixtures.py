@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("numba")
 from gesso.backends.cpu import mixtures, use_kernels  # noqa: E402
 from gesso.backends.cpu.formats import KERNELS  # noqa: E402
-from gesso.backends.cpu.products import Matrix  # noqa: E402
+from gesso.backends.cpu.products import PackedMatrix  # noqa: E402
 from tests.backends.cpu.test_products import packed  # noqa: E402
 
 
@@ -15,14 +15,14 @@ from tests.backends.cpu.test_products import packed  # noqa: E402
 def test_sums_equal_those_of_the_unpacked_table(format, sharpness):
     table = packed(format, mixtures.ROWS + 50, 96)
     weight_TV = (torch.randn(5, mixtures.ROWS + 50) * sharpness).softmax(-1)
-    found_TH = mixtures.mixture(Matrix.of(table), weight_TV)
+    found_TH = mixtures.mixture(PackedMatrix.of(table), weight_TV)
     torch.testing.assert_close(found_TH, weight_TV @ table.dense(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("format", sorted(KERNELS))
 def test_a_row_alone_has_its_exact_values(format):
     table = packed(format, 40, 96)
-    assert torch.equal(mixtures.mixture(Matrix.of(table), torch.eye(40)[[7, 39]]), table.dense()[[7, 39]])
+    assert torch.equal(mixtures.mixture(PackedMatrix.of(table), torch.eye(40)[[7, 39]]), table.dense()[[7, 39]])
 
 
 def test_only_rows_with_some_weight_are_unpacked(monkeypatch):
@@ -34,10 +34,10 @@ def test_only_rows_with_some_weight_are_unpacked(monkeypatch):
     monkeypatch.setattr(mixtures.threads, "run", run)
     weight_TV = torch.full((3, 500), 2.0**-50)
     weight_TV[0, 17], weight_TV[1, 400], weight_TV[2, 17] = 1.0, -0.5, 2.0**-30
-    mixtures.mixture(Matrix.of(packed("int4", 500, 64)), weight_TV)
+    mixtures.mixture(PackedMatrix.of(packed("int4", 500, 64)), weight_TV)
     assert sum(unpacked) == 500, "small weights count beside small ones: those of the last token"
     weight_TV[2, 17] = 1.0
-    mixtures.mixture(Matrix.of(packed("int4", 500, 64)), weight_TV)
+    mixtures.mixture(PackedMatrix.of(packed("int4", 500, 64)), weight_TV)
     assert sum(unpacked) == 502
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("numba")
 from gesso.backends.cpu import threads  # noqa: E402
 from gesso.backends.cpu.formats import KERNELS, for_cpu  # noqa: E402
-from gesso.backends.cpu.products import MANY, Matrix, Pairs  # noqa: E402
+from gesso.backends.cpu.products import MANY, PackedMatrix, Pairs  # noqa: E402
 from gesso.checkpoint.quantize.formats import FORMATS  # noqa: E402
 from gesso.checkpoint.quantize.packed import Packed  # noqa: E402
 
@@ -48,7 +48,7 @@ def test_products_equal_those_of_the_unpacked_matrix_within_the_rounding_of_rows
         dense_OI = weight.dense()
         for rows in ROWS:
             x_TI = torch.randn(rows, inputs) * torch.logspace(-3, 3, inputs)
-            found_TO, expected_TO = Matrix.of(weight)(x_TI), F.linear(x_TI, dense_OI)
+            found_TO, expected_TO = PackedMatrix.of(weight)(x_TI), F.linear(x_TI, dense_OI)
             assert ((found_TO - expected_TO).abs() <= bound(x_TI, dense_OI)).all()
             exact_TO = F.linear(rounded(x_TI).double(), dense_OI.double()).float()
             torch.testing.assert_close(found_TO, exact_TO, rtol=1e-5, atol=1e-5 * exact_TO.abs().max().item())
@@ -56,7 +56,7 @@ def test_products_equal_those_of_the_unpacked_matrix_within_the_rounding_of_rows
 
 @pytest.mark.parametrize("format", sorted(KERNELS))
 def test_rows_do_not_depend_on_other_rows(format):
-    matrix, x_TI = Matrix.of(packed(format, 70, 704)), torch.randn(11, 704)
+    matrix, x_TI = PackedMatrix.of(packed(format, 70, 704)), torch.randn(11, 704)
     together = matrix(x_TI)
     for rows in (slice(0, MANY), slice(3, 9), slice(7, 11)):
         assert torch.equal(matrix(x_TI[rows]), together[rows])
@@ -65,7 +65,7 @@ def test_rows_do_not_depend_on_other_rows(format):
 
 
 def test_rows_are_rounded_again_for_another_format_and_after_a_change():
-    matrices, x_TI = [Matrix.of(packed(format, 5, 96)) for format in sorted(KERNELS)], torch.randn(2, 96)
+    matrices, x_TI = [PackedMatrix.of(packed(format, 5, 96)) for format in sorted(KERNELS)], torch.randn(2, 96)
     for _ in range(2):
         expected = [matrix(x_TI.clone()) for matrix in matrices]
         for matrix, each in zip(matrices, expected, strict=True):
@@ -76,7 +76,7 @@ def test_rows_are_rounded_again_for_another_format_and_after_a_change():
 @pytest.mark.parametrize("format", sorted(KERNELS))
 @pytest.mark.parametrize("rows", [3, 20])
 def test_threads_do_not_change_a_bit(format, rows):
-    matrix, x_TI = Matrix.of(packed(format, 200, 160)), torch.randn(rows, 160)
+    matrix, x_TI = PackedMatrix.of(packed(format, 200, 160)), torch.randn(rows, 160)
     before, one = torch.get_num_threads(), matrix(x_TI)
     torch.set_num_threads(2)
     try:
@@ -87,7 +87,7 @@ def test_threads_do_not_change_a_bit(format, rows):
 
 
 def test_without_the_threads_of_torch_kernels_have_their_own(monkeypatch):
-    matrix, x_TI = Matrix.of(packed("int4", 200, 160)), torch.randn(20, 160)
+    matrix, x_TI = PackedMatrix.of(packed("int4", 200, 160)), torch.randn(20, 160)
     one = matrix(x_TI)
     monkeypatch.setattr(threads, "_parallel", lambda: None)
     monkeypatch.setattr(threads, "count", lambda parts: 3)
@@ -99,7 +99,7 @@ def test_grouped_products_take_each_row_to_its_expert(rows):
     weight = packed("int4", 5, 48, 96)
     x_TI, source_R = torch.randn(rows, 96), torch.arange(2 * rows) % rows
     expert_G, end_G = torch.tensor([0, 3, 4]), torch.tensor([1, rows, 2 * rows])
-    found_RO = Matrix.of(weight).grouped(x_TI, Pairs(source_R, expert_G, end_G))
+    found_RO = PackedMatrix.of(weight).grouped(x_TI, Pairs(source_R, expert_G, end_G))
     begin = 0
     for expert, end in zip(expert_G.tolist(), end_G.tolist(), strict=True):
         expected_RO = F.linear(rounded(x_TI[source_R[begin:end]]), weight.unbind()[expert].dense())
@@ -108,7 +108,7 @@ def test_grouped_products_take_each_row_to_its_expert(rows):
 
 
 def test_rows_of_zeros_and_of_tiny_values_are_zeros_and_invalid_ones_are_not_hidden():
-    matrix = Matrix.of(packed("int8", 5, 64))
+    matrix = PackedMatrix.of(packed("int8", 5, 64))
     for rows in (1, MANY):
         assert matrix(torch.zeros(rows, 64)).eq(0).all()
         assert matrix(torch.full((rows, 64), 1e-38)).abs().max() < 1e-30
@@ -123,8 +123,8 @@ def test_weights_need_not_be_aligned():
     buffer = torch.empty(1 + weight.weight_packed.nbytes, dtype=torch.uint8)
     codes = buffer[1:]
     codes.copy_(weight.weight_packed.view(torch.uint8).flatten())
-    matrix, x_TI = Matrix.of(weight), torch.randn(MANY, 96)
-    shifted = Matrix(matrix.format, codes, matrix.scales, matrix.outputs, matrix.inputs)
+    matrix, x_TI = PackedMatrix.of(weight), torch.randn(MANY, 96)
+    shifted = PackedMatrix(matrix.format, codes, matrix.scales, matrix.outputs, matrix.inputs)
     assert torch.equal(shifted(x_TI), matrix(x_TI))
 
 
@@ -141,11 +141,11 @@ def before_forbidden_memory(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize("format", sorted(KERNELS))
 def test_nothing_is_read_after_the_last_weight(format):
     for inputs in (32, 64, 96, 128, 160):
-        matrix = Matrix.of(packed(format, 17, inputs))
+        matrix = PackedMatrix.of(packed(format, 17, inputs))
         codes, scales = before_forbidden_memory(matrix.codes), before_forbidden_memory(matrix.scales)
         for rows in (1, MANY):
             x_TI = torch.randn(rows, inputs)
-            assert torch.equal(Matrix(format, codes, scales, 17, inputs)(x_TI), matrix(x_TI))
+            assert torch.equal(PackedMatrix(format, codes, scales, 17, inputs)(x_TI), matrix(x_TI))
 
 
 def test_fp8_becomes_int8_for_a_cpu():

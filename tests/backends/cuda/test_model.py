@@ -21,7 +21,7 @@ from gesso.settings import Diffusion
 pytest.importorskip("triton")
 from gesso.backends.base import Backend, Piece  # noqa: E402
 from gesso.backends.cuda import CudaBackend, linear, supports  # noqa: E402
-from gesso.backends.cuda.activations import Matrix, NextNorm  # noqa: E402
+from gesso.backends.cuda.activations import AdaptedMatrix, NextNorm  # noqa: E402
 from gesso.backends.cuda.graphs import Graph, shape_of  # noqa: E402
 from gesso.backends.cuda.kernels import rows  # noqa: E402
 from gesso.backends.cuda.network import run_layer  # noqa: E402
@@ -102,12 +102,12 @@ def test_cuda_backend_runs_a_model_of_mixed_formats():
 def test_dense_products_of_different_formats_equal_separate_products():
     x_TI, weights = torch.randn(6, 64), [torch.randn(size, 64) for size in (32, 16, 16)]
     fp8, plain, other = (FORMATS["fp8"].quantize("w", weights[0]), *weights[1:])
-    matrices = [Matrix(each) for each in (fp8, plain, other)]
+    matrices = [AdaptedMatrix(each) for each in (fp8, plain, other)]
     found = linear.linears(x_TI, matrices, [2, 4])
     for each, matrix in zip(found, matrices, strict=True):
         assert torch.equal(each, linear.linear(x_TI, matrix, [6]))
     torch.testing.assert_close(found[1], F.linear(x_TI, plain))
-    gate = Matrix(FORMATS["fp8"].quantize("w", plain))
+    gate = AdaptedMatrix(FORMATS["fp8"].quantize("w", plain))
     for pair in ((gate, matrices[2]), (matrices[2], gate)):
         one, two = (linear.linear(x_TI, matrix, [6]) for matrix in pair)
         assert torch.equal(linear.gated(x_TI, *pair, [6]), F.gelu(one, approximate="tanh") * two)

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from examples.mini.vocabulary import RESERVED, SPECIALS
-from gesso.checkpoint.stored import Recipe
+from gesso.checkpoint.stored import ParameterRecipe
 from gesso.model.config import Config
 from tests import tiny
 
@@ -166,7 +166,7 @@ def dequantized(path: Path) -> dict[str, np.ndarray]:
     }
 
 
-def weights(recipes: Mapping[str, Recipe]) -> dict[str, Any]:
+def weights(recipes: Mapping[str, ParameterRecipe]) -> dict[str, Any]:
     """Read and build all parameters."""
     return {name: recipe.build([part(stored) for stored in recipe.parts]) for name, recipe in recipes.items()}
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from gesso.trace import html
-from gesso.trace.run import CANDIDATES, Run, recorded
+from gesso.trace.run import CANDIDATES, TracedRun, recorded
 from tests.studio import (
     CLIPBOARD,
     PATIENCE,
@@ -123,7 +123,7 @@ def run(tiny):
     drafts = []
     options = {"max_new_tokens": 24, "canvas_length": 16, "steps": 5, "seed": 3, "draft_logprobs": CANDIDATES}
     *_, done = recorded(tiny, tiny.stream("Once", **options), drafts)
-    return Run("Once", drafts, done.result)
+    return TracedRun("Once", drafts, done.result)
 
 
 def steps_of(view) -> list[list[str]]:

@@ -25,14 +25,14 @@ WARPS = 4
 FOUND = tl.constexpr(-(2**63) + 1)  # below the key of any value
 
 
-class Likely(NamedTuple):
+class LikelyTokens(NamedTuple):
     """The most probable tokens of each row, in descending order."""
 
     token_TK: Tensor
     logit_TK: Tensor  # after the softcap, before the temperature
 
 
-def most_likely(stored_TV: Tensor, softcap: float, peak_TP: Tensor, vocabulary: int, count: int) -> Likely:
+def most_likely(stored_TV: Tensor, softcap: float, peak_TP: Tensor, vocabulary: int, count: int) -> LikelyTokens:
     """Return the `count` most probable tokens of each row; `count` is a power of two, and not above the vocabulary."""
     tokens, tiles = peak_TP.shape
     token_TK = stored_TV.new_empty(tokens, count, dtype=torch.int64)
@@ -47,7 +47,7 @@ def most_likely(stored_TV: Tensor, softcap: float, peak_TP: Tensor, vocabulary: 
         PTX=in_ptx(stored_TV),
         num_warps=WARPS,
     )
-    return Likely(token_TK, logit_TK)
+    return LikelyTokens(token_TK, logit_TK)
 
 
 # --- kernels ---
