@@ -149,15 +149,15 @@ class Driver:
             run.plan.close()
             return
         try:
-            found = next_round()
+            requests_or_end = next_round()
         except Exception as error:
             self._end(run, error)
             return
-        if isinstance(found, _End):
-            run._result = found.result
+        if isinstance(requests_or_end, _End):
+            run._result = requests_or_end.result
             self._end(run)
         else:
-            run._unsent.extend(found)
+            run._unsent.extend(requests_or_end)
             self._fill(run)
 
     def _fill(self, run: PlanRun[Any]) -> None:

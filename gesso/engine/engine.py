@@ -317,11 +317,11 @@ class Engine:
         if outcome.running.request.compared:
             self._compare(outcome)
             return
-        found = outcome.advance()
-        if isinstance(found, Canvas):
-            self._advanced(outcome, lambda: found)
+        canvas_or_search = outcome.advance()
+        if isinstance(canvas_or_search, Canvas):
+            self._advanced(outcome, lambda: canvas_or_search)
         else:
-            self.searches.add(outcome, found)
+            self.searches.add(outcome, canvas_or_search)
             if not self.runner.captures:  # at once: nothing runs beside it, and only one request has its logits
                 self.searches.run(at_once)
                 self._take_found()

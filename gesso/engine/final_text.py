@@ -34,9 +34,9 @@ def final_text(tokens: Sequence[int], request: Request, decode: Decode) -> str:
 
 def _without_uncertain_end(decoded: str, request: Request) -> str:
     text = decoded.rstrip("\ufffd")
-    held = max((n for s in request.stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
+    unfinished_stop = max((n for s in request.stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
     stops = [at for at in map(text.find, request.stop) if at >= 0]
-    return text[: min([*stops, len(text) - held])]
+    return text[: min([*stops, len(text) - unfinished_stop])]
 
 
 def final_tokens(request: Request, canvas: "Canvas", before: Sequence[int], decode: Decode) -> tuple[int, ...]:

@@ -52,13 +52,13 @@ def retry_seed(seed: int, attempt: int) -> int:
 
 def _wrong(requests: Sequence[Request], results: Sequence[Result]) -> dict[int, str]:
     """Return the results that are not valid, by index, with the reason. A text that was cut off is not checked."""
-    found: dict[int, str] = {}
+    problems: dict[int, str] = {}
     for at, (request, result) in enumerate(zip(requests, results, strict=True)):
         if request.validate is None or result.finish_reason != "stop" or result.stop is not None:
             continue
         if problem := request.validate(result.tokens, result.text):
-            found[at] = problem
-    return found
+            problems[at] = problem
+    return problems
 
 
 def score(
@@ -69,13 +69,13 @@ def score(
     An empty text has 0. A text that exceeds the context of `max_length` tokens is not read and has minus infinity:
     encoding a generated text again can give more tokens than it was generated with.
     """
-    known = {tuple(text): -math.inf if text else 0.0 for text in texts}
+    log_likelihoods = {tuple(text): -math.inf if text else 0.0 for text in texts}
     longest = max_length - len(prompt) + 1  # the last token of a text is not read
-    readable = tuple(text for text in known if 0 < len(text) <= longest)
+    readable = tuple(text for text in log_likelihoods if 0 < len(text) <= longest)
     if readable:
         (output,) = yield [Score(prompt=tuple(prompt), texts=readable, adapter=adapter)]
-        known |= zip(readable, cast(Scored, output).log_likelihoods, strict=True)
-    return [known[tuple(text)] for text in texts]
+        log_likelihoods |= zip(readable, cast(Scored, output).log_likelihoods, strict=True)
+    return [log_likelihoods[tuple(text)] for text in texts]
 
 
 def compare(request: Request) -> Plan[Scored]:

@@ -126,11 +126,12 @@ class PrefixFiles:
 
     def _paths(self, tokens: Sequence[int], cuts: Cuts) -> dict[int, Path]:
         """Return the file of every whole piece of a prompt by its end. It depends on all tokens before that."""
-        found, hashed = {}, hashlib.sha256(f"{VERSION}\n{self.identity}\n{cuts.piece}\n".encode())
+        paths: dict[int, Path] = {}
+        hashed = hashlib.sha256(f"{VERSION}\n{self.identity}\n{cuts.piece}\n".encode())
         for start, end in pairwise((0, *cuts.ends(len(tokens)))):
             hashed.update(b"".join(token.to_bytes(TOKEN_BYTES, "little", signed=True) for token in tokens[start:end]))
-            found[end] = self.directory / (hashed.hexdigest() + SUFFIX)
-        return found
+            paths[end] = self.directory / (hashed.hexdigest() + SUFFIX)
+        return paths
 
     def _delete_oldest(self, size: int) -> None:
         """Delete the least recently used files until the others have at most `size` bytes."""
@@ -159,8 +160,8 @@ def _read(path: Path, cache: KVCache, length: int) -> dict[str, Tensor]:
     for index, layer in enumerate(cache.layers):
         expected = (_kept(layer, length), *layer.k[0].shape[1:])
         for name in (f"k.{index}", f"v.{index}"):
-            found = tensors.get(name)
-            if found is None or tuple(found.shape) != expected or found.dtype != layer.k[0].dtype:
+            tensor = tensors.get(name)
+            if tensor is None or tuple(tensor.shape) != expected or tensor.dtype != layer.k[0].dtype:
                 raise _Damaged(f"tensor {name} is missing or has another shape or dtype")
     if checksum != str(_checksum(tensors)):
         raise _Damaged("its checksum does not match")
@@ -168,7 +169,7 @@ def _read(path: Path, cache: KVCache, length: int) -> dict[str, Tensor]:
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    found = 0
+    checksum = 0
     for name in sorted(tensors):
-        found = zlib.crc32(tensors[name].view(torch.uint8).numpy().data, found)
-    return found
+        checksum = zlib.crc32(tensors[name].view(torch.uint8).numpy().data, checksum)
+    return checksum

@@ -117,9 +117,9 @@ class Request:
             raise InputError("this model reads no images: its vocabulary has no tokens for them; leave the images out")
         for number, each in enumerate(self.images):
             _check_image(f"image {number}", each, config)
-        known = {image.digest: image for image in self.images}
+        images = {image.digest: image for image in self.images}
         for block in self.blocks:
-            image = known.get(image_of(self.prompt[block.start])[0])
+            image = images.get(image_of(self.prompt[block.start])[0])
             if image is None:
                 raise InputError(
                     f"token {block.start} of the prompt belongs to an image that is not among the request's images"

@@ -184,14 +184,14 @@ class Scheduler:
 
         Keys and values of another adapter, or of a former one with the same name, are never reused.
         """
-        held = self.rows[row]
-        if held.adapter_epoch != job.adapter_epoch:
+        cached = self.rows[row]
+        if cached.adapter_epoch != job.adapter_epoch:
             return 0
         same, start, prompt = [], 0, job.request.prompt
-        for end in job.cuts.ends(min(held.whole, most)):
-            if prompt[start:end] != tuple(held.tokens[start:end]):
+        for end in job.cuts.ends(min(cached.whole, most)):
+            if prompt[start:end] != tuple(cached.tokens[start:end]):
                 break
             same.append(end)
             start = end
         # The row's prompt may have no image where this one has one, so that it is not cut there.
-        return next((end for end in reversed(same) if held.cuts.has(end) and cache.can_cut(row, end)), 0)
+        return next((end for end in reversed(same) if cached.cuts.has(end) and cache.can_cut(row, end)), 0)

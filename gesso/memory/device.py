@@ -124,13 +124,13 @@ def memory_of(device: "torch.device", *, ours: bool = False) -> DeviceMemory:
     import torch
 
     free, total = torch.cuda.mem_get_info(device)
-    kept = torch.cuda.memory_reserved(device) if ours else _unused_bytes(device)
+    reclaimable = torch.cuda.memory_reserved(device) if ours else _unused_bytes(device)
     if card_of(device).integrated:
         # CPU and GPU share one memory. The driver counts the page cache as used: after a download, the files that were
         # written. The system frees those when it needs to. Experts on the host would take the same memory.
         host_total, host_free = host_memory()
-        return DeviceMemory(min(total, host_total), host_free + kept, "cuda")
-    return DeviceMemory(total, free + kept, "cuda", host_memory()[1])
+        return DeviceMemory(min(total, host_total), host_free + reclaimable, "cuda")
+    return DeviceMemory(total, free + reclaimable, "cuda", host_memory()[1])
 
 
 def _unused_bytes(device: "torch.device") -> int:

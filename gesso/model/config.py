@@ -123,7 +123,7 @@ class Config:
                     f"which do not divide {self.num_attention_heads} query heads"
                 )
             if layer.head_dim % 2:
-                raise CheckpointError(f"config: layer {i} has odd head_dim {layer.head_dim}; rotary needs pairs")
+                raise CheckpointError(f"config: layer {i} has an odd head_dim, {layer.head_dim}; rotation turns pairs")
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Self:

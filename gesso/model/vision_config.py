@@ -42,7 +42,9 @@ class VisionConfig:
             else:
                 integer(value, name, 1, _MOST.get(field.name, 2**20))
         if self.head_dim % 4:
-            raise CheckpointError(f"config: vision_config.head_dim is {self.head_dim}; rotary in x and y needs fours")
+            raise CheckpointError(
+                f"config: vision_config.head_dim is {self.head_dim}; rotation in x and y needs a multiple of four"
+            )
         if self.num_attention_heads % self.num_key_value_heads:
             raise CheckpointError(
                 f"config: vision_config has {self.num_key_value_heads} key/value heads, "

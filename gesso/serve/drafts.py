@@ -39,13 +39,13 @@ class DraftEvents:
 
     def fields(self, drafted: Drafted, index: int = 0) -> dict[str, Any]:
         """Return the event's `draft` object. `index` is the choice that it belongs to."""
-        known = [token for token in drafted.tokens if token < self.tokenizer.vocab_size]
+        tokens = [token for token in drafted.tokens if token < self.tokenizer.vocab_size]
         new = self._new([*drafted.tokens, *(token for position in drafted.candidates for token, _ in position)])
         omitted = ("id",) if drafted.candidates else ("id", "candidates")
         return {
             "index": index,
             **{name: value for name, value in vars(drafted).items() if name not in omitted},
-            "text": self.tokenizer.decode(known),
+            "text": self.tokenizer.decode(tokens),
             "pieces": dict(zip(new, self.tokenizer.pieces(new), strict=True)),
             "special": [token for token in new if token in self.tokenizer.special_ids],
         }

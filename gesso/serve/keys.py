@@ -20,10 +20,10 @@ def read_keys(file: Path | None) -> tuple[str, ...]:
         keys = os.environ.get(VARIABLE, "").split(",")
     else:
         keys = [line for line in read_text(file, KEYS_LIMIT).splitlines() if not line.startswith("#")]
-    found = tuple(key.strip() for key in keys if key.strip())
-    if file is not None and not found:
+    stripped = tuple(key.strip() for key in keys if key.strip())
+    if file is not None and not stripped:
         raise InputError(f"{file} contains no key; write one key per line")
-    return found
+    return stripped
 
 
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
@@ -44,11 +44,12 @@ class Keys:
         All digests have the same length and all are compared, so the time taken reveals nothing either.
         """
         scheme, _, key = authorization.partition(b" ")
-        given, found = _digest(key.strip()), None
+        given = _digest(key.strip())
+        holder = None
         for number, digest in enumerate(self._digests):
             if hmac.compare_digest(given, digest):
-                found = f"key-{number}"
-        return found if scheme.lower() == b"bearer" else None
+                holder = f"key-{number}"
+        return holder if scheme.lower() == b"bearer" else None
 
 
 def _digest(key: bytes) -> bytes:

@@ -50,28 +50,28 @@ def without_unsupported(fields: type[Fields], body: dict[str, Any]) -> tuple[dic
     Fields that must be rejected stay in the body. The objects inside it are not searched, except for stream_options: a
     loss in `response_format`, `tool_choice` or `diffusion` would change the answer.
     """
-    kept, names = _split(fields, body)
-    if isinstance(options := kept.get("stream_options"), dict):
-        kept["stream_options"], inside = _split(StreamOptions, options)
+    supported, names = _split(fields, body)
+    if isinstance(options := supported.get("stream_options"), dict):
+        supported["stream_options"], inside = _split(StreamOptions, options)
         names += [f"stream_options.{name}" for name in inside]
-    return kept, {name: REASONS.get(name, UNSUPPORTED) for name in names}
+    return supported, {name: REASONS.get(name, UNSUPPORTED) for name in names}
 
 
 def _split(fields: type[Fields], body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the fields to keep, and the names of those to ignore with a warning."""
-    kept: dict[str, Any] = {}
+    fields_to_keep: dict[str, Any] = {}
     ignored: list[str] = []
     supported = fields.model_fields
     for name, value in body.items():
         if name in supported:
-            kept[name] = value
+            fields_to_keep[name] = value
         elif _has_no_effect(name, value):
             continue
         elif name in REJECTED:
-            kept[name] = value
+            fields_to_keep[name] = value
         else:
             ignored.append(name)
-    return kept, ignored
+    return fields_to_keep, ignored
 
 
 def _has_no_effect(name: str, value: Any) -> bool:

@@ -59,20 +59,20 @@ class TimeOver(Exception):
 
 def fetch_all(images: Sequence[RemoteImage], limit: int) -> list[bytes]:
     """Return the contents of all images, of `limit` bytes together at most. Errors begin with the field."""
-    found: list[bytes] = []
+    contents: list[bytes] = []
     with _deadline(SECONDS):
         for image in images:
             try:
-                found.append(fetch(image.url))
+                contents.append(fetch(image.url))
             except TimeOver:
                 raise InputError(
                     f"{image.where}: the images did not arrive within {SECONDS:g} s; send them as data: URLs"
                 ) from None
             except InputError as error:
                 raise InputError(f"{image.where}: {error}") from None
-            if sum(map(len, found)) > limit:
+            if sum(map(len, contents)) > limit:
                 raise InputError(f"{image.where}: the images have more than {limit:,} bytes together; send fewer")
-    return found
+    return contents
 
 
 def fetch(url: str) -> bytes:
@@ -135,10 +135,10 @@ def _answer(parts: SplitResult) -> "Iterator[http.client.HTTPResponse]":
 def _connected(host: str, port: int) -> socket.socket:
     """Connect to the first public address of a host that answers."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        found = []
-    public = [each for each in found if is_public(ipaddress.ip_address(str(each[4][0]).partition("%")[0]))]
+        addresses = []
+    public = [each for each in addresses if is_public(ipaddress.ip_address(str(each[4][0]).partition("%")[0]))]
     if not public:  # one message for both reasons, so that it reveals no names of a private network
         raise InputError(f"no public address is known for {host[:100]!r}; private addresses are not allowed")
     for index, (family, kind, protocol, _, address) in enumerate(public):

@@ -121,16 +121,20 @@ def _capture(engine: Engine, max_batch: int) -> bool:
 
     With a large batch there are many. Those needed least are left for later, when the engine is idle.
     """
-    backend, spent, found = engine.runner.backend, 0.0, False
+    backend = engine.runner.backend
+    spent = 0.0
+    captured = False
     if engine.runner.captures:
         backend.expect(max_batch, engine.model.config.canvas_length, engine.scheduler.prefill)
         backend.compile_expected(engine.cache)
     while engine.captures_left and spent < CAPTURE_SECONDS:
-        began, before, found = time.monotonic(), backend.counts.compilations, True
+        began = time.monotonic()
+        before = backend.counts.compilations
+        captured = True
         engine.capture_next()
         if backend.counts.compilations == before:  # kernels are compiled now in any case
             spent += time.monotonic() - began
-    return found
+    return captured
 
 
 @torch.no_grad()

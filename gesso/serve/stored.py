@@ -51,10 +51,10 @@ class ResponseStore:
     def get(self, client: str, id: str, *, param: str | None = None) -> StoredResponse:
         with self._lock:
             self._drop_expired()
-            found = self._clients[client].get(id) if client in self._clients else None
-        if found is None:
+            response = self._clients[client].get(id) if client in self._clients else None
+        if response is None:
             raise self._not_found(id, param)
-        return found
+        return response
 
     def delete(self, client: str, id: str) -> None:
         with self._lock:
@@ -93,7 +93,7 @@ class ResponseStore:
         self._drop(client, next(iter(self._clients[client])))
 
     def _drop(self, client: str, id: str) -> None:
-        own = self._clients[client]
-        self._bytes[client] -= own.pop(id).size
-        if not own:
+        responses = self._clients[client]
+        self._bytes[client] -= responses.pop(id).size
+        if not responses:
             del self._clients[client], self._bytes[client]

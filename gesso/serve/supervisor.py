@@ -97,13 +97,13 @@ class Supervisor:
         self.adapters.check(jobs[0].adapter)
         if len(self.waiting) + len(jobs) > self.limits.queue:
             raise self._queue_full(f"{len(self.waiting)} requests are already waiting")
-        own = sum(job.client == jobs[0].client for job in self.waiting)
-        if self.shared and own + len(jobs) > max(self.limits.queue // QUEUE_SHARE, self.limits.choices):
-            raise self._queue_full(f"{own} of your requests are already waiting")
-        held = sum(job.tokens for job in [*self.running.values(), *self.waiting])
+        own_waiting = sum(job.client == jobs[0].client for job in self.waiting)
+        if self.shared and own_waiting + len(jobs) > max(self.limits.queue // QUEUE_SHARE, self.limits.choices):
+            raise self._queue_full(f"{own_waiting} of your requests are already waiting")
+        tokens = sum(job.tokens for job in [*self.running.values(), *self.waiting])
         limit = self.limits.total_tokens
-        if limit is not None and held + sum(job.tokens for job in jobs) > limit:
-            raise self._queue_full(f"waiting and running requests have {held} tokens, and the limit is {limit}")
+        if limit is not None and tokens + sum(job.tokens for job in jobs) > limit:
+            raise self._queue_full(f"waiting and running requests have {tokens} tokens, and the limit is {limit}")
         for job in jobs:
             self.waiting.put(job)
         self._send_jobs()

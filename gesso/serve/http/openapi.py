@@ -26,10 +26,10 @@ def install_schemas(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             description = describe()
-            _, found = models_json_schema(
+            _, schemas = models_json_schema(
                 [(fields, "validation") for fields in _documented], ref_template=SCHEMAS + "{model}"
             )
-            description.setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
+            description.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
         assert app.openapi_schema is not None
         return app.openapi_schema
 

@@ -70,13 +70,13 @@ def stream(model: ServedModel, request: PreparedRequest, generation: Generation)
 
     def choices(job: Job, delta: Delta, ended: Ended | None) -> list[dict[str, Any]]:
         more = {"logprobs": chat_logprobs(model.tokenizer, job, ended)} if ended and request.logprobs else {}
-        found = [choice(job.index, delta_fields(job.index, delta), **more)] if delta else []
+        events = [choice(job.index, delta_fields(job.index, delta), **more)] if delta else []
         if ended:
             read = answers[job.index].final
             malformed = {"malformed_tool_calls": list(read.malformed)} if read.malformed else {}
             reason = _finish_reason(request, ended, read.tool_calls)
-            found.append(choice(job.index, malformed, finish_reason=reason, seed=ended.seed))
-        return found
+            events.append(choice(job.index, malformed, finish_reason=reason, seed=ended.seed))
+        return events
 
     return stream_chunks(
         head("chat.completion.chunk", request.model, ID_PREFIX),

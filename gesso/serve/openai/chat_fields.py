@@ -113,12 +113,12 @@ class ChatFields(Choices):
         return min(given, default=None)
 
     def constraint(self, json_schema: dict[str, Any] | bool | None = None) -> dict[str, Any] | None:
-        found = super().constraint(self.response_format.requested_schema if json_schema is None else json_schema)
-        if found and self.tool_choice not in ("auto", "none"):
-            raise InputError(f"{next(iter(found))} and tool_choice were given; only one constraint is allowed")
+        constraint = super().constraint(self.response_format.requested_schema if json_schema is None else json_schema)
+        if constraint and self.tool_choice not in ("auto", "none"):
+            raise InputError(f"{next(iter(constraint))} and tool_choice were given; only one constraint is allowed")
         choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump()
         parallel = self.parallel_tool_calls is not False
-        return whole_constraint(found, self.tools or [], choice, parallel, self.thinks, self.schema_options)
+        return whole_constraint(constraint, self.tools or [], choice, parallel, self.thinks, self.schema_options)
 
     @property
     def thinks(self) -> bool:
@@ -126,21 +126,21 @@ class ChatFields(Choices):
 
 
 def whole_constraint(
-    found: dict[str, Any] | None,
+    constraint: dict[str, Any] | None,
     tools: list[dict[str, Any]],
     choice: str | dict[str, Any],
     parallel: bool,
     thinks: bool,
     options: SchemaOptionFields | None,
 ) -> dict[str, Any] | None:
-    """Return the constraint of a chat for `Guides.compile`: the one that was `found`, or that on its tool calls."""
+    """Return the constraint of a chat for `Guides.compile`: `constraint` if it is given, or that on its tool calls."""
     if options is not None:
-        if found is None or "json_schema" not in found:
+        if constraint is None or "json_schema" not in constraint:
             raise InputError("schema_options: they need a JSON schema; leave them out")
-        found = {**found, "schema_options": options.model_dump()}
-    if found is None and choice != "none" and (tools or choice != "auto"):
-        found = {"tools": tools, "choice": choice, "parallel": parallel}
-    return {**found, "thinking": True} if found and thinks else found
+        constraint = {**constraint, "schema_options": options.model_dump()}
+    if constraint is None and choice != "none" and (tools or choice != "auto"):
+        constraint = {"tools": tools, "choice": choice, "parallel": parallel}
+    return {**constraint, "thinking": True} if constraint and thinks else constraint
 
 
 def thinks(effort: str | None) -> bool:

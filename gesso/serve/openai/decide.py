@@ -10,12 +10,13 @@ from gesso.serve.prepare.request import PreparedRequest
 
 
 def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
-    choices, found = request.echo["choices"], probabilities(generation.ended[0].scores)
-    index = found.index(max(found))
+    choices = request.echo["choices"]
+    values = probabilities(generation.ended[0].scores)
+    index = values.index(max(values))
     return {
         **head("decision", request.model, "decision"),
         "choice": choices[index],
         "index": index,
-        "probabilities": [{"choice": c, "probability": p} for c, p in zip(choices, found, strict=True)],
+        "probabilities": [{"choice": c, "probability": p} for c, p in zip(choices, values, strict=True)],
         "usage": generation.usage(),
     }

@@ -126,14 +126,14 @@ class ResponseFields(Common):
     def constraint(self) -> dict[str, Any] | None:
         """Return the constraint as {name: value}, or None."""
         schema = self.text.format.requested_schema
-        found: dict[str, Any] | None = None if schema is None else {"json_schema": schema}
-        if found and self.tool_choice not in ("auto", "none"):
+        constraint: dict[str, Any] | None = None if schema is None else {"json_schema": schema}
+        if constraint and self.tool_choice not in ("auto", "none"):
             raise InputError("text.format and tool_choice were given; only one constraint is allowed")
         choice: Any = self.tool_choice
         if isinstance(choice, NamedTool):
             choice = {"type": "function", "function": {"name": choice.name}}
         parallel = self.parallel_tool_calls
-        return whole_constraint(found, self.functions, choice, parallel, self.thinks, self.schema_options)
+        return whole_constraint(constraint, self.functions, choice, parallel, self.thinks, self.schema_options)
 
     @property
     def thinks(self) -> bool:

@@ -127,11 +127,11 @@ def is_remote(source: Any) -> bool:
 @contextmanager
 def _silent() -> Iterator[None]:
     """Discard the output of decoders: libtiff writes messages about damaged files to stderr, which is the log."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
         os.close(nowhere)

@@ -116,11 +116,11 @@ class PreparePool:
         slot of the lane `remote` is held until the end, so that few requests have such images in memory.
         """
         task = {"endpoint": endpoint, "contexts": contexts, "adapters": adapters, "accepts_images": accepts_images}
-        found = await self._prepare(task, body, client, fetch)
-        if not found[0].startswith(b'{"remote"'):
-            return found
+        prepared = await self._prepare(task, body, client, fetch)
+        if not prepared[0].startswith(b'{"remote"'):
+            return prepared
         async with self._slot("remote", client):
-            remote = json.loads(found[0])["remote"]
+            remote = json.loads(prepared[0])["remote"]
             fetching = {"endpoint": "remote_images"}
             sizes, images = await self._run(
                 fetching, json.dumps(remote).encode(), REMOTE_SECONDS, "fetch its images", wall=REMOTE_SECONDS
@@ -143,9 +143,9 @@ class PreparePool:
         Requests of the same client for the same constraint share the work; the last one to leave cancels it. Different
         clients share only finished results, so that no client waits for the turn of another.
         """
-        if (found := self.compiled.get(source.key)) is not None:
+        if (compiled := self.compiled.get(source.key)) is not None:
             self.compiled.move_to_end(source.key)
-            return found
+            return compiled
         key = client, source.key
         if (shared := self.compiling.get(key)) is None:
             shared = self.compiling[key] = Compilation(asyncio.create_task(self._compile(source, client)))
@@ -161,13 +161,13 @@ class PreparePool:
     async def _compile(self, source: ConstraintSource, client: str) -> Compiled:
         task = {"endpoint": "compile", "model": source.model}
         async with self._slot("compile", client):
-            if (found := self.compiled.get(source.key)) is not None:  # compiled for another client in the meantime
-                return found
+            if (compiled := self.compiled.get(source.key)) is not None:  # compiled for another client in the meantime
+                return compiled
             warnings, blob = await self._run(task, source.source.encode(), self.limits.compile_seconds, "compile")
-        found = self.compiled[source.key] = Compiled(blob, json.loads(warnings))
+        compiled = self.compiled[source.key] = Compiled(blob, json.loads(warnings))
         while sum(len(each.blob) for each in self.compiled.values()) > CACHE_BYTES:
             self.compiled.popitem(last=False)
-        return found
+        return compiled
 
     async def check(self, request: PreparedRequest, ended: Ended, client: str) -> str | None:
         """Return what is wrong with an answer under its schema; None if nothing is.
@@ -184,10 +184,10 @@ class PreparePool:
     @asynccontextmanager
     async def _slot(self, lane: str, client: str) -> AsyncIterator[None]:
         """Wait for a slot of a lane, or reject the request."""
-        own = sum(ticket.client == client for ticket in self.lanes[lane].waiting)
+        waiting = sum(ticket.client == client for ticket in self.lanes[lane].waiting)
         total = sum(len(each.waiting) for each in self.lanes.values())
         most = max(1, self.limits.queue // QUEUE_SHARE) if self.settings[0].shared else self.limits.queue
-        if own >= most or total >= self.limits.queue:
+        if waiting >= most or total >= self.limits.queue:
             message = "too many requests are waiting to be prepared; try again in 1 s"
             raise ApiError(429, message, code="queue_full", retry_after=1)
         async with self.lanes[lane].slot(client):

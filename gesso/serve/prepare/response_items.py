@@ -37,12 +37,12 @@ def conversation(fields: ResponseFields, fetch: Fetch) -> list[Item]:
         raise InputError(f"input: it refers to items of more than {REFERRED_RESPONSES} responses; send the items")
     lists = fetch(previous, sorted(responses)) if previous is not None or responses else []
     earlier, referenced = (lists[:2], lists[2:]) if previous is not None else ([], lists)
-    known = {item["id"]: item for items in referenced for item in items}
-    read = [_read_item(item, f"input[{index}]", known) for index, item in enumerate(given)]
-    found = [item for items in [*earlier, read] for item in items if item["type"] != "reasoning"]
-    if not found:
+    stored = {item["id"]: item for items in referenced for item in items}
+    read = [_read_item(item, f"input[{index}]", stored) for index, item in enumerate(given)]
+    conversation = [item for items in [*earlier, read] for item in items if item["type"] != "reasoning"]
+    if not conversation:
         raise InputError("input: it is empty; give a text or at least one message")
-    return found
+    return conversation
 
 
 def chat_messages(items: Sequence[Item], instructions: str | None) -> list[dict[str, Any]]:
@@ -102,9 +102,9 @@ def _type_of(item: Item) -> Any:
 
 def _response_of(id: Any) -> str:
     """Return the id of the response that an item of its output belongs to."""
-    if not (isinstance(id, str) and (found := _OUTPUT_ITEM.fullmatch(id))):
+    if not (isinstance(id, str) and (match := _OUTPUT_ITEM.fullmatch(id))):
         raise _item_not_found(id)
-    return f"resp_{found[1]}"
+    return f"resp_{match[1]}"
 
 
 def _item_not_found(id: Any) -> ApiError:
@@ -187,8 +187,8 @@ def _string(value: Any, where: str) -> str:
 
 def _check_arguments(arguments: str, where: str) -> None:
     try:
-        found = json.loads(arguments or "{}")
+        values = json.loads(arguments or "{}")
     except ValueError as error:
         raise InputError(f"{where}: not valid JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{where}: expected a JSON object, got {type(found).__name__}")
+    if not isinstance(values, dict):
+        raise InputError(f"{where}: expected a JSON object, got {type(values).__name__}")

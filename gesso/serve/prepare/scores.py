@@ -20,27 +20,27 @@ def decision(builder: Builder[DecideFields]) -> tuple[bytes, bytes]:
     """Return the encoded request for a decision: one job, whatever the number of choices."""
     fields, frontend = builder.fields, builder.frontend
     if fields.messages is not None:
-        asked = builder.chat_prompt(fields.messages)
+        question = builder.chat_prompt(fields.messages)
     elif fields.prompt:
-        asked = Prompt(builder.text_tokens(fields.prompt))
+        question = Prompt(builder.text_tokens(fields.prompt))
     else:
         raise ApiError(400, "prompt: it is empty; give some text to continue", param="prompt")
     frontend.check_size(max(map(len, fields.choices)), builder.context, "choices")
     texts = choice_tokens(frontend.tokenizer, fields.choices)
     eos = frozenset(frontend.defaults.eos_token_ids if fields.messages is not None else ())
-    prompt, usual = asked.tokens, frontend.defaults.max_new_tokens
+    prompt, usual = question.tokens, frontend.defaults.max_new_tokens
     request = decision_request(prompt, texts, eos, frontend.config, usual, builder.context, builder.adapter)
-    request = replace(request, images=asked.images)
+    request = replace(request, images=question.images)
     request.check(frontend.config, builder.context)
     builder.check_length(len(prompt), request.max_new_tokens)
-    shapes, images = pack(asked.images)
+    shapes, images = pack(question.images)
     submit = Submit(
         id=0, prompt=prompt, options={}, adapter=builder.adapter, choices=texts, ends=bool(eos), images=shapes
     )
     job = PreparedJob(
         prompt=0, prompt_tokens=len(prompt), max_new_tokens=request.max_new_tokens, payload=submit_payload(submit)
     )
-    return builder.encoded([job], echo={"choices": fields.choices}, images=images, image_count=len(asked.images))
+    return builder.encoded([job], echo={"choices": fields.choices}, images=images, image_count=len(question.images))
 
 
 def echo(builder: Builder[CompletionFields], prompts: Sequence[Sequence[int]]) -> tuple[bytes, bytes]:
