@@ -118,22 +118,26 @@ def attach(model: DiffusionGemma, name: str, stored: StoredAdapter) -> None:
     """Attach an adapter, frozen and not active. After an error, such as lack of memory, nothing is attached."""
     check_new(model, name)
     make_adaptable(model)
-    lora_by_key: dict[object, Lora] = {}  # by weight if encoder and decoder share them, otherwise by path
-    loras: dict[str, Lora] = {}  # by path
-    for path, (a, b) in stored.factors.items():
-        weight = weight_of(model, path)
-        key = id(weight) if stored.is_tied else path
-        if key not in lora_by_key:
-            lora = Lora(weight, stored.settings.rank, stored.settings.alpha).requires_grad_(False)
-            lora.A.data.copy_(a)
-            lora.B.data.copy_(b)
-            lora_by_key[key] = lora
-        loras[path] = lora_by_key[key]
+    if stored.is_tied:  # one change for a weight that encoder and decoder share
+        paths_of_changes = [paths for _, paths in sites_by_weight(model, stored.factors)]
+    else:
+        paths_of_changes = [[path] for path in stored.factors]
+    loras = [_frozen_lora(model, stored, path=paths[0]) for paths in paths_of_changes]
+
     if not stored.is_tied:
         split_encoder(model)
     sites = adapter_sites(model)
-    for path, lora in loras.items():
-        sites[path].put(name, lora)
+    for lora, paths in zip(loras, paths_of_changes, strict=True):
+        for path in paths:
+            sites[path].put(name, lora)
+
+
+def _frozen_lora(model: DiffusionGemma, stored: StoredAdapter, path: str) -> Lora:
+    lora = Lora(weight_of(model, path), stored.settings.rank, stored.settings.alpha).requires_grad_(False)
+    a, b = stored.factors[path]
+    lora.A.data.copy_(a)
+    lora.B.data.copy_(b)
+    return lora
 
 
 def remove(model: DiffusionGemma, name: str) -> None:
@@ -211,9 +215,10 @@ def split_encoder(model: DiffusionGemma) -> None:
     Modules are copied, weights are not. Text and canvases then need separate passes.
     """
     if model.is_tied:
-        packed = (module for module in model.modules() if isinstance(module, Packed))
-        shared: dict[int, Any] = {id(weight): weight for weight in (*model.parameters(), *packed)}
-        model.encoder.layers = copy.deepcopy(model.decoder.layers, shared)
+        packed_weights = (module for module in model.modules() if isinstance(module, Packed))
+        # `deepcopy` takes the objects in this dictionary, by their id, as copied already.
+        weights: dict[int, Any] = {id(weight): weight for weight in (*model.parameters(), *packed_weights)}
+        model.encoder.layers = copy.deepcopy(model.decoder.layers, memo=weights)
 
 
 def train_only(model: DiffusionGemma, name: str) -> None:

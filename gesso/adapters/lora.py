@@ -102,33 +102,37 @@ class AdaptedExperts(Experts):
         assert isinstance(adapters, Adapters)
         return adapters.acting
 
-    def each(self, name: str, dtype: torch.dtype) -> list[Product]:
-        products = super().each(name, dtype)
-        if (lora := self.lora(name)) is None:
+    def products_by_expert(self, name: str) -> list[Product]:
+        products = super().products_by_expert(name)
+        lora = self.lora(name)
+        if lora is None:
             return products
-        scale = lora.scale
+        factors = zip(products, lora.A.unbind(), lora.B.unbind(), strict=True)
+        return [
+            partial(_with_factors, product=product, a_LI=a_LI, b_OL=b_OL, scale=lora.scale)
+            for product, a_LI, b_OL in factors
+        ]
 
-        def apply(x_RI: Tensor, product: Product, a_LI: Tensor, b_OL: Tensor) -> Tensor:
-            return product(x_RI) + F.linear(F.linear(x_RI, a_LI) * scale, b_OL)
+    def first_products(self, x_TH: Tensor) -> Tensor:
+        return with_first_factors(super().first_products(x_TH), x_TH, self.lora("gate_up_proj"))
 
-        factors = zip(products, lora.A.to(dtype).unbind(), lora.B.to(dtype).unbind(), strict=True)
-        return [partial(apply, product=product, a_LI=a_LI, b_OL=b_OL) for product, a_LI, b_OL in factors]
-
-    def fan_out(self, x_TH: Tensor) -> Tensor:
-        return add_fan_out(super().fan_out(x_TH), x_TH, self.lora("gate_up_proj"))
-
-    def fan_in(self, y_TEI: Tensor) -> Tensor:
-        return add_fan_in(super().fan_in(y_TEI), y_TEI, self.lora("down_proj"))
+    def sum_of_second_products(self, h_TEI: Tensor) -> Tensor:
+        return with_second_factors(super().sum_of_second_products(h_TEI), h_TEI, self.lora("down_proj"))
 
 
-def add_fan_out(y_TEO: Tensor, x_TH: Tensor, lora: Lora | None) -> Tensor:
+def _with_factors(x_RI: Tensor, product: Product, a_LI: Tensor, b_OL: Tensor, scale: float) -> Tensor:
+    low_RL = F.linear(x_RI, a_LI.to(x_RI.dtype)) * scale
+    return product(x_RI) + F.linear(low_RL, b_OL.to(x_RI.dtype))
+
+
+def with_first_factors(y_TEO: Tensor, x_TH: Tensor, lora: Lora | None) -> Tensor:
     if lora is None:
         return y_TEO
     low_TEL = F.linear(x_TH, lora.A.to(x_TH.dtype).flatten(0, 1)).unflatten(1, (len(lora.A), -1)) * lora.scale
     return y_TEO + torch.einsum("tel,eol->teo", low_TEL, lora.B.to(x_TH.dtype))
 
 
-def add_fan_in(y_TO: Tensor, x_TEI: Tensor, lora: Lora | None) -> Tensor:
+def with_second_factors(y_TO: Tensor, x_TEI: Tensor, lora: Lora | None) -> Tensor:
     if lora is None:
         return y_TO
     low_TEL = torch.einsum("tei,eli->tel", x_TEI, lora.A.to(x_TEI.dtype)) * lora.scale

@@ -52,11 +52,14 @@ class TorchBackend:
         with fast_products(), kept_active(self._sites):
             for piece in pieces:
                 switch(self._sites, piece.adapter)
-                given = {"soft_SH": piece.soft_SH, "image_SH": piece.image_SH}
-                hidden.append(
-                    self.model.run(piece.ids_S, cache, piece.row, causal=piece.causal, attend=self.attend, **given)
-                )
+                hidden.append(self._hidden(piece, cache))
         return hidden
+
+    def _hidden(self, piece: Piece, cache: KVCache) -> Tensor:
+        model = self.model
+        if piece.causal:
+            return model.encode_segment(piece.ids_S, cache, piece.row, image_SH=piece.image_SH, attend=self.attend)
+        return model.denoise_canvas(piece.ids_S, cache, piece.row, soft_CH=piece.soft_SH, attend=self.attend)
 
     @torch.no_grad()
     def see(self, image: Image) -> Tensor:

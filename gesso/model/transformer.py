@@ -73,11 +73,11 @@ class DiffusionGemma(nn.Module):
         for row, ids_S in enumerate(texts):
             cache.reserve(row, len(ids_S))
         hidden: list[Tensor] = []
-        waiting = list(images)
+        image_of_run = iter(images)
         for row, row_segments in enumerate(segments):
             for run_S, is_image in row_segments:
-                image_SH = waiting.pop(0) if is_image else None
-                hidden.append(self.run(run_S, cache, row, causal=True, image_SH=image_SH))
+                image_SH = next(image_of_run) if is_image else None
+                hidden.append(self.encode_segment(run_S, cache, row, image_SH=image_SH))
         hidden_BSH = hidden[0].new_zeros(*ids_BS.shape, self.config.hidden_size)
         hidden_BSH[text_BS] = torch.cat(hidden)
         return hidden_BSH
@@ -98,43 +98,61 @@ class DiffusionGemma(nn.Module):
         logits = []
         for row, ids_C in enumerate(canvas_BC):
             soft_CH = None if previous_logits is None else self.soft_embedding(previous_logits[row])
-            logits.append(self.logits(self.run(ids_C, cache, row, causal=False, soft_SH=soft_CH)))
+            logits.append(self.logits(self.denoise_canvas(ids_C, cache, row, soft_CH=soft_CH)))
         return torch.stack(logits)
 
     def new_cache(self, batch_size: int, max_length: int) -> KVCache:
         return KVCache(self.config, batch_size, max_length, self.device, self.dtype)
 
-    # --- one segment through the network ------------------------------------------------------------------------
+    # --- one segment or canvas through the network ---------------------------------------------------------------
 
-    def run(
+    def encode_segment(
         self,
         ids_S: Tensor,
         cache: KVCache,
         row: int,
         *,
-        causal: bool,
-        soft_SH: Tensor | None = None,
         image_SH: Tensor | None = None,
         attend: AttendWithCache = attend_with_cache,
     ) -> Tensor:
-        """Return the hidden states [S, H] of text to encode, or of a canvas with its self-conditioning `soft_SH`.
+        """Append text to a row of the cache and return its hidden states [S, H].
 
         Given `image_SH`, the text is one image: these are its embeddings, and its ids are not used.
         """
-        stack, start = (self.encoder if causal else self.decoder), cache.lengths[row]
-        x_SH = self.embed(ids_S, stack) if image_SH is None else image_SH
-        block = image_SH is not None and self.config.bidirectional_images
-        if not causal:
-            x_SH = self.self_conditioning.condition(x_SH, torch.zeros_like(x_SH) if soft_SH is None else soft_SH)
-        # Each layer calls its function with queries, keys and values; it knows the layer's cache and the segment.
-        position_S = torch.arange(start, start + len(ids_S), device=x_SH.device)
-        attends = [
-            partial(attend, cache=layer, row=row, start=start, causal=causal, block=block) for layer in cache.layers
-        ]
+        x_SH = self.embed(ids_S, self.encoder) if image_SH is None else image_SH
+        sees_later = image_SH is not None and self.config.bidirectional_images
+        attend_as_text = partial(attend, causal=True, block=sees_later)
+        hidden_SH = self._through_stack(self.encoder, x_SH, cache, row, attend_as_text)
+        cache.lengths[row] += len(ids_S)
+        return hidden_SH
+
+    def denoise_canvas(
+        self,
+        ids_C: Tensor,
+        cache: KVCache,
+        row: int,
+        *,
+        soft_CH: Tensor | None = None,
+        attend: AttendWithCache = attend_with_cache,
+    ) -> Tensor:
+        """Return the hidden states [C, H] of a canvas that follows a row of the cache, which is only read.
+
+        `soft_CH` is its self-conditioning; None on the first step.
+        """
+        x_CH = self.embed(ids_C, self.decoder)
+        x_CH = self.self_conditioning.condition(x_CH, torch.zeros_like(x_CH) if soft_CH is None else soft_CH)
+        return self._through_stack(self.decoder, x_CH, cache, row, partial(attend, causal=False))
+
+    def _through_stack(
+        self, stack: Stack, x_SH: Tensor, cache: KVCache, row: int, attend: Callable[..., Tensor]
+    ) -> Tensor:
+        """Apply a stack to embeddings that follow a row of the cache."""
+        start = cache.lengths[row]
+        position_S = torch.arange(start, start + len(x_SH), device=x_SH.device)
+        # A layer calls its function with queries, keys and values; the function knows the layer's cache and the row.
+        attends = [partial(attend, cache=layer, row=row, start=start) for layer in cache.layers]
         scalars = [scalar.to(x_SH.dtype) for scalar in stack.layer_scalars]
         hidden_SH, _ = self.through_layers(stack, x_SH, position_S, attends, scalars)
-        if causal:
-            cache.lengths[row] += len(ids_S)
         return hidden_SH
 
     def through_layers(

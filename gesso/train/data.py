@@ -26,6 +26,7 @@ from itertools import count, islice
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
@@ -41,7 +42,9 @@ from gesso.train.trajectories import Trajectory
 from gesso.train.views import Viewer
 
 LISTED = 20  # rejected rows named by the error that stops a run
-WHOLE = -1  # in place of a start: the entry shows its whole row
+WHOLE = -1  # stored in place of the start of an entry that is a whole row
+LEAST_PROMPT = 8  # tokens
+LEAST_CANVAS = 2
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,56 @@ class Source(Protocol):
     ) -> Iterator[tuple[Example, ...]]: ...
 
 
+@dataclass(frozen=True)
+class Entry:
+    """What an epoch shows once: a whole row, or a section of a long text."""
+
+    row: int  # number among the good rows
+    start: int | None  # of the section, in tokens; None: the whole row
+
+
+class Entries:
+    """The entries of an epoch, three numbers each."""
+
+    def __init__(self) -> None:
+        self._rows = array("q")
+        self._starts = array("q")
+        self._padded_lengths = array("q")
+
+    def append(self, entry: Entry, padded_length: int) -> None:
+        self._rows.append(entry.row)
+        self._starts.append(WHOLE if entry.start is None else entry.start)
+        self._padded_lengths.append(padded_length)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Entry:
+        start = self._starts[index]
+        return Entry(row=self._rows[index], start=None if start == WHOLE else start)
+
+    @property
+    def padded_lengths(self) -> npt.NDArray[np.int64]:
+        return np.array(self._padded_lengths)
+
+    def remove_rows(self, rows: Collection[int]) -> None:
+        stays = ~np.isin(self._rows, list(rows))
+        self._rows = array("q", np.array(self._rows)[stays])
+        self._starts = array("q", np.array(self._starts)[stays])
+        self._padded_lengths = array("q", np.array(self._padded_lengths)[stays])
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    prompt: int  # most tokens before the canvas
+    canvas: int  # tokens
+
+
 class Dataset:
     """All rows of the data files, tokenized at construction: bad rows are reported before the first step.
 
-    An epoch passes over entries. An entry is a good row, or one section of a long text.
+    Good rows are numbered in the order of the files. An epoch passes over entries, which are good rows or sections of
+    them.
     """
 
     def __init__(
@@ -89,38 +138,40 @@ class Dataset:
     ) -> None:
         self.settings = settings
         self.reader = images
-        self.rows = 0
-        self._rejected: dict[int, Rejected] = {}  # by number of the row
+        has_views = settings.cut or settings.infill > 0
+        self._viewer = Viewer.create(tokenizer, eos, settings.max_length, settings.infill) if has_views else None
+        self.rows = 0  # good and bad ones
+        self._rejected: dict[int, Rejected] = {}  # by number among all rows
+        self._store = TokenStore()  # of the good rows
         self._files = array("q")  # of each good row: the index of its file, and its line
         self._lines = array("q")
-        viewing = settings.cut or settings.infill > 0
-        self._viewer = Viewer.create(tokenizer, eos, settings.max_length, settings.infill) if viewing else None
-        entries = array("q")
-        self._store = TokenStore()
+        self._entries = Entries()
         with closing(self._store):
             for file, line, row in read_rows(settings, tokenizer, eos, images):
-                if isinstance(row, str):
+                if isinstance(row, str):  # the reason why it cannot be used
                     self._rejected[self.rows] = Rejected(settings.files[file], line, row)
                 else:
-                    entries.extend(self._entries_of(row, file))
-                    self._store.append(row)
-                    self._files.append(file)
-                    self._lines.append(line)
+                    self._add(row, file, line)
                 self.rows += 1
-        # Of each entry: number of the good row, start of the section, padded length.
-        self._entry_rows, self._entry_starts, self._entry_lengths = np.array(entries).reshape(-1, 3).T
         if self._rejected and settings.on_bad_row == "stop":
             raise InputError(_rejection_message(self.rejected, self.rows))
 
-    def _entries_of(self, row: TrainingRow, file: int) -> Iterator[int]:
-        """Yield three values for each entry of a row that is about to be stored."""
+    def _add(self, row: TrainingRow, file: int, line: int) -> None:
+        """Store a good row, and add its entries to the epoch."""
         settings = self.settings
+        number = len(self._store)
+        self._store.append(row)
+        self._files.append(file)
+        self._lines.append(line)
+
         length = len(row.tokens)
-        starts = self._viewer.starts(length) if self._viewer is not None and row.is_text else (WHOLE,)
-        padded = math.ceil(min(length, settings.max_length) / settings.pad_to) * settings.pad_to
+        starts: Sequence[int | None] = (None,)
+        if self._viewer is not None and row.is_text:
+            starts = self._viewer.starts(length)
+        padded_length = math.ceil(min(length, settings.max_length) / settings.pad_to) * settings.pad_to
         for _ in range(settings.repeat[file] if settings.repeat else 1):
             for start in starts:
-                yield from (len(self._store), start, padded)
+                self._entries.append(Entry(row=number, start=start), padded_length)
 
     @property
     def images(self) -> ImageStore:
@@ -136,16 +187,13 @@ class Dataset:
 
     def take_out(self, rows: Collection[int]) -> list[Example]:
         """Return these good rows, numbered in the order of the files, and leave them out of the batches."""
-        stays = ~np.isin(self._entry_rows, list(rows))
-        self._entry_rows = self._entry_rows[stays]
-        self._entry_starts = self._entry_starts[stays]
-        self._entry_lengths = self._entry_lengths[stays]
+        self._entries.remove_rows(rows)
         return [self._load(row) for row in rows]
 
     @property
     def entries(self) -> int:
         """The number of entries of an epoch."""
-        return len(self._entry_rows)
+        return len(self._entries)
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -181,75 +229,72 @@ class Dataset:
                 f"cannot cut batches: batch_size {batch_size} must be a multiple of world {world}, "
                 f"rank {rank} one of 0 to {world - 1}, start {start} not negative"
             )
-        share = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
-        return self._batches(batch_size, start, stride, share, self._shapes(canvas_lengths))
+        places = range(rank * batch_size // world, (rank + 1) * batch_size // world)
+        return self._batches(batch_size, start, stride, places, self._shapes(canvas_lengths))
 
     def _batches(
-        self, batch_size: int, start: int, stride: int, share: slice, shapes: Sequence[tuple[int, int]]
+        self, batch_size: int, start: int, stride: int, places: range, shapes: Sequence[BatchShape]
     ) -> Iterator[tuple[Example, ...]]:
-        ordered = order(self._entry_lengths, batch_size, self.settings.seed, start)
+        """Yield the examples at these places of every `stride`-th batch."""
+        ordered = order(self._entries.padded_lengths, batch_size, self.settings.seed, start)
         for number, batch in zip(count(start, stride), islice(ordered, 0, None, stride), strict=False):
-            prompt, canvas_length = shapes[number % len(shapes)]
-            first = number * batch_size + share.start
-            yield tuple(
-                self._example(entry, first + place, prompt, canvas_length) for place, entry in enumerate(batch[share])
-            )
+            shape = shapes[number % len(shapes)]
+            yield tuple(self._example(batch[place], number * batch_size + place, shape) for place in places)
 
-    def _shapes(self, canvas_lengths: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the most tokens before a canvas and the canvas length, for the batches in turn."""
-        longest, given = self.settings.max_length, self.settings.prompt_lengths
+    def _shapes(self, canvas_lengths: Sequence[int]) -> list[BatchShape]:
+        """Return the shapes that the batches take in turn: every combination of both lists of lengths."""
+        longest = self.settings.max_length
+        prompt_lengths = self.settings.prompt_lengths
         shapes = []
-        for turn in range(math.lcm(len(canvas_lengths), len(given) or 1)):
+        for turn in range(math.lcm(len(canvas_lengths), len(prompt_lengths) or 1)):
             canvas = canvas_lengths[turn % len(canvas_lengths)]
-            prompt = given[turn % len(given)] if given else longest - canvas
-            if (given or self._viewer) and (prompt < 8 or canvas < 2 or prompt + canvas > longest):
+            prompt = prompt_lengths[turn % len(prompt_lengths)] if prompt_lengths else longest - canvas
+            has_room = prompt >= LEAST_PROMPT and canvas >= LEAST_CANVAS and prompt + canvas <= longest
+            if (prompt_lengths or self._viewer) and not has_room:
                 raise InputError(
                     f"a canvas of {canvas} after a prompt of {prompt} tokens does not fit into max_length = {longest}; "
                     "raise data.max_length, or lower data.prompt_lengths or objective.canvas_lengths"
                 )
-            shapes.append((prompt, canvas))
+            shapes.append(BatchShape(prompt=prompt, canvas=canvas))
         return shapes
 
-    def _example(self, entry: int, number: int, prompt: int, canvas_length: int) -> Example:
-        """Return the example made from an entry. Its index in the run, `number`, seeds its random choices."""
-        row = int(self._entry_rows[entry])
-        start = int(self._entry_starts[entry])
+    def _example(self, index: int, number: int, shape: BatchShape) -> Example:
+        """Return the example made from an entry. Its number in the run seeds its random choices."""
+        entry = self._entries[index]
         rng = random.Random((self.settings.seed << 48) + number)
-        if start == WHOLE or self._viewer is None:
-            example = self._load(row)
-        else:
-            text = self._store.tokens(row)[1:]  # without bos
-            tokens, span = self._viewer.view(text, start, prompt, canvas_length, rng)
-            example = Example(
-                tokens=tuple(tokens),
-                spans=(span,),
-                source=self.settings.files[self._files[row]],
-                line=self._lines[row],
-            )
-        return self._with_prompt(example, prompt, canvas_length, rng) if self.settings.prompt_lengths else example
+        example = self._load(entry.row) if entry.start is None else self._view(entry.row, entry.start, shape, rng)
+        return self._with_prompt(example, shape, rng) if self.settings.prompt_lengths else example
 
-    def _with_prompt(self, example: Example, prompt: int, canvas_length: int, rng: random.Random) -> Example:
-        """Return one canvas of the example after exactly `prompt` tokens.
+    def _view(self, row: int, start: int, shape: BatchShape, rng: random.Random) -> Example:
+        """Return a random view of a text near a section's start."""
+        assert self._viewer is not None, "only views have sections"
+        text = self._store.tokens(row)[1:]  # without bos
+        tokens, span = self._viewer.view(text, start, shape.prompt, shape.canvas, rng)
+        return Example(
+            tokens=tuple(tokens), spans=(span,), source=self.settings.files[self._files[row]], line=self._lines[row]
+        )
+
+    def _with_prompt(self, example: Example, shape: BatchShape, rng: random.Random) -> Example:
+        """Return one canvas of the example after exactly `shape.prompt` tokens.
 
         A longer prompt loses its first tokens; a shorter one is filled with the ends of other entries. A batch of such
         examples needs no padding and no mask, and the encoder is trained on the filling too.
         """
-        canvases = [at for start, end in example.spans for at in range(start, end, canvas_length)]
-        at = canvases[int(rng.random() * len(canvases))]
-        end = next(end for start, end in example.spans if start <= at < end)
+        canvases = [(start, end) for first, end in example.spans for start in range(first, end, shape.canvas)]
+        start, end = canvases[int(rng.random() * len(canvases))]
+        response = example.tokens[start : min(start + shape.canvas, end)]
         filling: list[int] = []
-        while at + len(filling) < prompt:
-            entry = int(rng.random() * len(self._entry_rows))
-            filling = [*self._ending(entry, prompt - at - len(filling)), *filling]
-        before = [*filling, *example.tokens[max(0, at - prompt) : at]]
-        response = example.tokens[at : min(at + canvas_length, end)]
-        return replace(example, tokens=(*before, *response), spans=((prompt, prompt + len(response)),))
+        while start + len(filling) < shape.prompt:
+            other = self._entries[int(rng.random() * len(self._entries))]
+            filling = [*self._ending(other, shape.prompt - start - len(filling)), *filling]
+        prompt = (*filling, *example.tokens[max(0, start - shape.prompt) : start])
+        span = (shape.prompt, shape.prompt + len(response))
+        return replace(example, tokens=(*prompt, *response), spans=(span,))
 
-    def _ending(self, entry: int, most: int) -> list[int]:
+    def _ending(self, entry: Entry, most: int) -> list[int]:
         """Return the last tokens of an entry."""
-        tokens = self._store.tokens(int(self._entry_rows[entry]))
-        start = int(self._entry_starts[entry])
-        end = len(tokens) if start == WHOLE else min(len(tokens), start + self.settings.max_length)
+        tokens = self._store.tokens(entry.row)
+        end = len(tokens) if entry.start is None else min(len(tokens), entry.start + self.settings.max_length)
         ending: list[int] = tokens[max(0, end - most) : end].tolist()
         return ending
 

@@ -43,15 +43,16 @@ def sort_pairs(index_TK: Tensor, experts: int) -> SortedPairs:
 class GroupedExperts(AdaptedExperts):
     """Experts with the parameters and adapters of others."""
 
-    def forward(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor) -> Tensor:
-        if index_TK.shape[1] == len(self.gate_up_proj):  # `runs_all`: two dense products
-            return super().forward(x_TH, index_TK, weight_TK)
+    def forward(self, x_TH: Tensor, index_TK: Tensor | None, weight: Tensor) -> Tensor:
+        if index_TK is None:  # all experts run: two dense products
+            return super().forward(x_TH, index_TK, weight)
         dtype = x_TH.dtype
         if torch.is_autocast_enabled(x_TH.device.type):  # which does not know grouped products
             x_TH = x_TH.to(torch.get_autocast_dtype(x_TH.device.type))
         if x_TH.is_cuda and x_TH.dtype != torch.bfloat16:  # for which alone a GPU has a grouped kernel
-            return super().forward(x_TH, index_TK, weight_TK).to(dtype)
-        k, pairs = index_TK.shape[1], sort_pairs(index_TK, len(self.gate_up_proj))
+            return super().forward(x_TH, index_TK, weight).to(dtype)
+        k = index_TK.shape[1]
+        pairs = sort_pairs(index_TK, len(self.gate_up_proj))
         # The rows of all pairs take 100 MB at the 26B shape. Without a name they are freed after their last use.
         gate_RI, up_RI = self._product(
             "gate_up_proj",
@@ -59,7 +60,7 @@ class GroupedExperts(AdaptedExperts):
             pairs,
         ).chunk(2, -1)
         h_RI = gated_gelu(gate_RI, up_RI)
-        h_RI = (h_RI * weight_TK.flatten()[pairs.order_R, None]).to(x_TH.dtype)
+        h_RI = (h_RI * weight.flatten()[pairs.order_R, None]).to(x_TH.dtype)
         y_TH: Tensor = Collect.apply(self._product("down_proj", h_RI, pairs), pairs, k)  # type: ignore[no-untyped-call]
         return y_TH.to(dtype)
 

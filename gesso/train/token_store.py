@@ -22,6 +22,8 @@ from gesso.train.rows import Span
 COUNTS = 3
 VALUE_BYTES = 4
 
+Values = npt.NDArray[np.int32]
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRow:
@@ -39,7 +41,7 @@ class TokenStore:
         self.images = ImageStore()
         self._offsets = array("q")  # of rows in the file, in values
         self._lengths = array("q")  # of rows, in tokens
-        self._values: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self._values: Values = np.empty(0, dtype=np.int32)
         try:
             self._file = tempfile.TemporaryFile(prefix="gesso-tokens-")  # noqa: SIM115
         except OSError as error:
@@ -79,27 +81,41 @@ class TokenStore:
         self._file.close()
 
     def load(self, row: int) -> StoredRow:
-        offset = self._offsets[row]
-        context_only, spans, images = self._values[offset : offset + COUNTS].tolist()
-        span_start = offset + COUNTS
-        image_start = span_start + 2 * spans
-        token_start = image_start + 2 * images
-        span_pairs = self._values[span_start:image_start].reshape(-1, 2).tolist()
-        image_pairs = self._values[image_start:token_start].reshape(-1, 2).tolist()
+        record = self._record(row)
         return StoredRow(
-            tokens=tuple(self.tokens(row).tolist()),
-            spans=tuple((start, end) for start, end in span_pairs),
-            context_only=context_only,
-            images=tuple(self.images.get(number) for _, number in image_pairs),
-            image_starts=tuple(start for start, _ in image_pairs),
+            tokens=tuple(record.tokens.tolist()),
+            spans=tuple((start, end) for start, end in record.spans.tolist()),
+            context_only=record.context_only,
+            images=tuple(self.images.get(number) for _, number in record.images.tolist()),
+            image_starts=tuple(start for start, _ in record.images.tolist()),
         )
 
-    def tokens(self, row: int) -> npt.NDArray[np.int32]:
+    def tokens(self, row: int) -> Values:
         """Return the tokens of a row without copying them."""
-        offset = self._offsets[row]
-        _, spans, images = self._values[offset : offset + COUNTS].tolist()
-        start = offset + COUNTS + 2 * spans + 2 * images
-        return self._values[start : start + self._lengths[row]]
+        return self._record(row).tokens
+
+    def _record(self, row: int) -> "_Record":
+        """Return the parts of a stored row without copying them."""
+        rest = self._values[self._offsets[row] :]
+        context_only, spans, images = rest[:COUNTS].tolist()
+        span_values, rest = np.split(rest[COUNTS:], [2 * spans])
+        image_values, rest = np.split(rest, [2 * images])
+        return _Record(
+            context_only=context_only,
+            spans=span_values.reshape(-1, 2),
+            images=image_values.reshape(-1, 2),
+            tokens=rest[: self._lengths[row]],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    """The parts of a stored row, as views of the file."""
+
+    context_only: int
+    spans: Values  # [spans, 2], start and end
+    images: Values  # [images, 2], place and number in the image store
+    tokens: Values
 
 
 def _no_space(error: OSError) -> InputError:

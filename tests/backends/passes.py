@@ -61,6 +61,7 @@ class PlainPasses(CudaPasses):
     source = HashSource()
     can_pad = can_pack = True
     run, logits, predict = TorchBackend.run, TorchBackend.logits, TorchBackend.predict
+    _hidden = TorchBackend._hidden
 
     def plan(self, segments, cache, lengths, longest=None):
         return PlainPlan(segments, cache)
@@ -75,11 +76,12 @@ class PlainPasses(CudaPasses):
         for segment in plan.segments:
             part = slice(offset, offset + segment.length)
             if segment.length:
-                soft_SH = None if segment.causal else soft_TH[part]
+                ids_S, cache, row = ids_T[part], plan.cache, segment.row
                 with active(self.model, names[segment.slot]):
-                    hidden_TH[part] = self.model.run(
-                        ids_T[part], plan.cache, segment.row, causal=segment.causal, soft_SH=soft_SH
-                    )
+                    if segment.causal:
+                        hidden_TH[part] = self.model.encode_segment(ids_S, cache, row)
+                    else:
+                        hidden_TH[part] = self.model.denoise_canvas(ids_S, cache, row, soft_CH=soft_TH[part])
             offset += segment.size
         plan.cache.lengths[:] = before  # a captured pass counts tokens when it is replayed
         return list(hidden_TH.split([len(piece.ids_S) for piece in pieces]))
@@ -93,3 +95,4 @@ class CapturesPlainly(CudaBackend):
 
     passes = PlainPasses
     run, logits, predict = TorchBackend.run, TorchBackend.logits, TorchBackend.predict
+    _hidden = TorchBackend._hidden

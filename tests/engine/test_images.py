@@ -137,7 +137,7 @@ def test_generation_with_images_equals_a_plain_loop_over_the_model(model, alone)
     for end, image in ((8, None), (11, None), (23, CAT), (27, None), (52, LARGE), (60, None), (length, None)):
         ids_S = torch.tensor(request.prompt[at:end] if image is None else [0] * image.tokens)
         seen = image and model.see(torch.from_numpy(image.patches), image.rows, image.columns)
-        model.run(ids_S, cache, 0, causal=True, image_SH=seen)
+        model.encode_segment(ids_S, cache, 0, image_SH=seen)
         at = end
     process = Process(
         settings=SMALL, source=HashSource(), seed=5, vocab_size=VOCABULARY, eos=frozenset(), device=model.device
@@ -146,10 +146,10 @@ def test_generation_with_images_equals_a_plain_loop_over_the_model(model, alone)
     for index in range(2):
         canvas = process.blank(index, 8, {})
         while canvas.reason is None:
-            hidden_CH = model.run(canvas.tokens_C, cache, 0, causal=False, soft_SH=canvas.soft_CH)
+            hidden_CH = model.denoise_canvas(canvas.tokens_C, cache, 0, soft_CH=canvas.soft_CH)
             logits_CV = model.logits(hidden_CH) / process.temperature(canvas)
             canvas = process.advance(canvas, summarize(model, logits_CV, process.candidates(canvas, logits_CV)))
-        model.run(canvas.result_C, cache, 0, causal=True)
+        model.encode_segment(canvas.result_C, cache, 0)
         written += canvas.result_C.tolist()
     assert alone(request) == tuple(written)
     assert len({alone(asking(10, image, 4)) for image in (CAT, DOG)}) == 2, "the text depends on the image"

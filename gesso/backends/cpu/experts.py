@@ -20,12 +20,12 @@ NAMES = ("gate_up_proj", "down_proj")
 class PackedExperts(AdaptedExperts):
     """Experts with the weights and adapters of others. Training, and an active adapter, use the plain version."""
 
-    def forward(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor) -> Tensor:
+    def forward(self, x_TH: Tensor, index_TK: Tensor | None, weight: Tensor) -> Tensor:
         up, down = (getattr(getattr(self, name), "product", None) for name in NAMES)
-        runs_all = index_TK.shape[1] == len(self.gate_up_proj)
         is_adapted = any(self.lora(name) is not None for name in NAMES)
-        if not (up and down) or runs_all or is_adapted or torch.is_grad_enabled():
-            return super().forward(x_TH, index_TK, weight_TK)
+        if index_TK is None or not (up and down) or is_adapted or torch.is_grad_enabled():
+            return super().forward(x_TH, index_TK, weight)
+        weight_TK = weight
         tokens, k = index_TK.shape
         order_R, pairs = one_token(index_TK) if tokens == 1 else sort_pairs(index_TK)
         h_RI = gated_gelu(*up.grouped(x_TH, pairs).chunk(2, -1))

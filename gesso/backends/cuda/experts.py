@@ -24,8 +24,8 @@ FOUR_BIT_TILES = (128, 64)  # most inputs of a tile of four-bit weights, in the 
 
 def choose(
     router: Router, x_TH: Tensor, lengths: Sequence[int], adapters: PassAdapters = NO_ADAPTERS, kernels: Kernels = ALL
-) -> tuple[Tensor, Tensor]:
-    """Return the chosen experts and their weights [T, K] for normed and scaled tokens."""
+) -> tuple[Tensor | None, Tensor]:
+    """Return the experts of normed and scaled tokens and their weights, as `route` does."""
     proj = matrix(router.proj, adapters)
     if kernels.run("rows") and isinstance(proj.weight, Tensor) and not runs_all(len(proj.weight), router.k):
         change_TE = None if proj.factors is None else low_rank(x_TH, proj.factors, lengths, kernels)
@@ -35,19 +35,19 @@ def choose(
 
 
 def experts(
-    module: Experts, x_TH: Rows, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int],
+    module: Experts, x_TH: Rows, index_TK: Tensor | None, weight: Tensor, lengths: Sequence[int],
     adapters: PassAdapters = NO_ADAPTERS, kernels: Kernels = ALL,
 ) -> Tensor | ExpertOutputs:  # fmt: skip
     """Return the output of the experts, or their unreduced outputs if the grouped kernels apply."""
     factors = adapters.of(module, "gate_up_proj"), adapters.of(module, "down_proj")
-    if kernels.run("experts") and kernels_fit(module, index_TK.shape[1]):
+    if index_TK is not None and kernels.run("experts") and kernels_fit(module, index_TK.shape[1]):
         with launching("experts"):
             outputs_RH = products.experts(x_TH, index_TK, module.gate_up_proj, module.down_proj, *factors)
-        return ExpertOutputs(outputs_RH, weight_TK)
+        return ExpertOutputs(outputs_RH, weight)
     assert isinstance(x_TH, Tensor)
-    if index_TK.shape[1] == len(module.gate_up_proj):
-        return _all(module, x_TH, weight_TK, lengths, kernels, *factors)
-    pieces = zip(*(tensor.split(list(lengths)) for tensor in (x_TH, index_TK, weight_TK)), strict=True)
+    if index_TK is None:
+        return _all(module, x_TH, weight, lengths, kernels, *factors)
+    pieces = zip(*(tensor.split(list(lengths)) for tensor in (x_TH, index_TK, weight)), strict=True)
     found = []
     for piece, name in zip(pieces, adapters.names or [None] * len(lengths), strict=True):
         with active(module, name):

@@ -205,11 +205,14 @@ def run_layer(
 
 
 def dense_and_experts(
-    layer: Layer, for_dense: Rows, for_experts: Rows, index_TK: Tensor, adapters: PassAdapters, kernels: Kernels = ALL
-) -> tuple[Tensor, Tensor] | None:
+    layer: Layer, for_dense: Rows, for_experts: Rows, index_TK: Tensor | None, adapters: PassAdapters,
+    kernels: Kernels = ALL,
+) -> tuple[Tensor, Tensor] | None:  # fmt: skip
     """Return the outputs of the dense MLP and the unweighted outputs of the experts from one launch, if there is one
     for these weights.
     """
+    if index_TK is None:
+        return None
     mlp, module = layer.mlp, layer.experts
     dense = [matrix(each, adapters) for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
     factors = [*(each.factors for each in dense), adapters.of(module, "gate_up_proj"), adapters.of(module, "down_proj")]

@@ -93,7 +93,7 @@ def test_training_does_not_use_the_kernels(model):
 
 def hidden_with_gradients(model: DiffusionGemma) -> torch.Tensor:
     with torch.enable_grad():
-        return model.run(torch.arange(20), model.new_cache(1, 32), 0, causal=True)
+        return model.encode_segment(torch.arange(20), model.new_cache(1, 32), 0)
 
 
 def test_adapters_can_be_attached_to_a_model_with_kernels(model):
@@ -122,7 +122,7 @@ def test_a_model_that_has_moved_does_not_use_pointers_to_its_old_weights(model):
     cpu.use_kernels(model)
     model.to(torch.float64)
     assert model.decoder.layers[0].mlp.up_proj.weight.product is None
-    assert model.run(torch.arange(3), model.new_cache(1, 8), 0, causal=True).dtype == torch.float64
+    assert model.encode_segment(torch.arange(3), model.new_cache(1, 8), 0).dtype == torch.float64
 
 
 def test_without_numba_or_packed_weights_the_plain_model_runs(model, monkeypatch):
