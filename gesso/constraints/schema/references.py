@@ -53,7 +53,7 @@ class References:
         return [self.root, *self.addresses.values()]
 
     def _outermost(self, candidates: dict[str, Subschema]) -> list[Subschema]:
-        """Return those of some resources, given by their base, that the way from the root can enter first."""
+        """Return the candidates that can be reached from the root without entering another candidate before."""
         first: dict[str, Subschema] = {}
         seen = {self.root.pointer}
         waiting = [self.root]
