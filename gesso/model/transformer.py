@@ -121,8 +121,7 @@ class DiffusionGemma(nn.Module):
         """
         x_SH = self.embed(ids_S, self.encoder) if image_SH is None else image_SH
         sees_later = image_SH is not None and self.config.bidirectional_images
-        attend_as_text = partial(attend, causal=True, block=sees_later)
-        hidden_SH = self._through_stack(self.encoder, x_SH, cache, row, attend_as_text)
+        hidden_SH = self._through_stack(self.encoder, x_SH, cache, row, attend, causal=True, block=sees_later)
         cache.lengths[row] += len(ids_S)
         return hidden_SH
 
@@ -141,16 +140,26 @@ class DiffusionGemma(nn.Module):
         """
         x_CH = self.embed(ids_C, self.decoder)
         x_CH = self.self_conditioning.condition(x_CH, torch.zeros_like(x_CH) if soft_CH is None else soft_CH)
-        return self._through_stack(self.decoder, x_CH, cache, row, partial(attend, causal=False))
+        return self._through_stack(self.decoder, x_CH, cache, row, attend, causal=False)
 
     def _through_stack(
-        self, stack: Stack, x_SH: Tensor, cache: KVCache, row: int, attend: Callable[..., Tensor]
+        self,
+        stack: Stack,
+        x_SH: Tensor,
+        cache: KVCache,
+        row: int,
+        attend: AttendWithCache,
+        causal: bool,
+        block: bool = False,
     ) -> Tensor:
         """Apply a stack to embeddings that follow a row of the cache."""
         start = cache.lengths[row]
         position_S = torch.arange(start, start + len(x_SH), device=x_SH.device)
-        # A layer calls its function with queries, keys and values; the function knows the layer's cache and the row.
-        attends = [partial(attend, cache=layer, row=row, start=start) for layer in cache.layers]
+        # A layer calls its function with queries, keys and values; all else is known.
+        attends = [
+            partial(attend, cache=layer_cache, row=row, start=start, causal=causal, block=block)
+            for layer_cache in cache.layers
+        ]
         scalars = [scalar.to(x_SH.dtype) for scalar in stack.layer_scalars]
         hidden_SH, _ = self.through_layers(stack, x_SH, position_S, attends, scalars)
         return hidden_SH

@@ -242,7 +242,7 @@ class Dataset:
             yield tuple(self._example(batch[place], number * batch_size + place, shape) for place in places)
 
     def _shapes(self, canvas_lengths: Sequence[int]) -> list[BatchShape]:
-        """Return the shapes that the batches take in turn: every combination of both lists of lengths."""
+        """Return the shapes that the batches take in turn. Both lists of lengths start again when they end."""
         longest = self.settings.max_length
         prompt_lengths = self.settings.prompt_lengths
         shapes = []
