@@ -215,7 +215,7 @@ def test_a_pass_leaves_the_model_with_the_adapter_it_had(model, monkeypatch):
     model.use_adapter("c")
     result(model.engine, short(adapter="b"))
     assert active() == {"c"}
-    monkeypatch.setattr(model.model, "run", None)
+    monkeypatch.setattr(model.model, "encode_segment", None)
     with pytest.raises(TypeError):
         model.generate("abc", adapter="d", max_new_tokens=4)
     assert active() == {"c"}
