@@ -20,7 +20,7 @@ from gesso.engine.faults import check_finite, drop_frames, is_fatal
 from gesso.engine.final_text import Decode, final_tokens, would_be_empty
 from gesso.engine.prefix_files import PrefixFiles
 from gesso.engine.request import Request, Score
-from gesso.engine.runner import Encoded, Outcome, Runner
+from gesso.engine.runner import SEARCH_TIMES, Encoded, Outcome, Runner, SearchTimes
 from gesso.engine.running import Running
 from gesso.engine.scheduler import Job, Row, Scheduler, Work
 from gesso.engine.scoring import Scoring
@@ -30,10 +30,6 @@ from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 
 PREFILL = 2048  # tokens of prompts that a pass reads on a GPU
-SEARCHING = 0.02  # seconds that searches take between two passes, if there is no other pass beside which to run
-# Seconds of searches after a pass where none runs beside it: as long as the pass, within these bounds. Few searches
-# take longer, except those of constraints made to be slow.
-LEAST_AT_ONCE, MOST_AT_ONCE = 0.05, 0.25
 PIECE = 256  # tokens of a prompt that are encoded at once; more would change the last bits of a text
 
 
@@ -51,6 +47,7 @@ class Engine:
         piece: int = PIECE,
         source: NoiseSource | None = None,
         backend: Backend | None = None,
+        search_times: SearchTimes = SEARCH_TIMES,
     ) -> None:
         """Make an engine that runs `max_batch` requests at once.
 
@@ -63,7 +60,8 @@ class Engine:
         self.model, self.decode, self.source = model, decode, source or HashSource()
         self.max_length = longest if max_length is None else min(max_length, longest)
         self.scheduler = Scheduler(max_batch, max(prefill, piece), piece)
-        self.runner = Runner(backend or for_model(model), self.source)
+        self.runner = Runner(backend or for_model(model), self.source, search_times)
+        self.times = search_times
         self.cache = model.new_cache(0, 0)
         self.adapters = AdapterTable(self.runner.backend.adapters_changed)
         self.ids = itertools.count()
@@ -95,8 +93,8 @@ class Engine:
             if pass_error is not None:  # outside of `except`: an error being handled keeps the tensors of its frames
                 self._isolate(work, pass_error)
         else:
-            self.searches.wait(SEARCHING)
-            self.searches.run(deadline(SEARCHING))
+            self.searches.wait(self.times.between_passes)
+            self.searches.run(deadline(self.times.between_passes))
         self._take_found()
         self._free_adapters()
         events, self.outbox = self.outbox, []
@@ -240,7 +238,7 @@ class Engine:
                     self._read_from(item.running, 0)
             raise
         seconds = time.monotonic() - began
-        at_once = deadline(min(max(LEAST_AT_ONCE, seconds), MOST_AT_ONCE))
+        at_once = deadline(min(max(self.times.least_at_once, seconds), self.times.most_at_once))
         for outcome in outcomes:
             if isinstance(outcome, Encoded):
                 self._try(outcome.running, partial(self._score, outcome))
@@ -248,9 +246,9 @@ class Engine:
                 self._try(outcome.running, partial(self._advance, outcome, at_once))
         # If there are others, they do not wait: the searches run beside their next pass, or where none can, after it.
         if not self.runner.captures:
-            self.searches.run(deadline(seconds / 2))
+            self.searches.run(deadline(seconds * self.times.share))
         elif not any(each.denoising and not each.denoising.is_constrained for each in work):
-            self.searches.run(deadline(SEARCHING))
+            self.searches.run(deadline(self.times.between_passes))
 
     def _search_beside(self) -> None:
         """Search while the device runs a pass."""
@@ -313,7 +311,7 @@ class Engine:
             self.on_read(len(row.tokens), prompt)
 
     def _advance(self, outcome: Outcome, at_once: Callable[[], bool]) -> None:
-        """Take the step of a canvas, or note the search that it needs before. `at_once`: see `LEAST_AT_ONCE`."""
+        """Take the step of a canvas, or note the search that it needs before. `at_once`: see `SearchTimes`."""
         if outcome.running.request.compared:
             self._compare(outcome)
             return

@@ -32,10 +32,24 @@ from gesso.images.tokens import is_image
 from gesso.model.cache import KVCache
 
 ROWS = 32  # positions whose logits are in memory at once
-# Seconds after which the checks of a pass's predictions go on as parts of searches: all of them together, and each.
-CHECKING, LEAST_CHECKING = 0.005, 0.0005
-LEAST_SEARCHING = 0.001  # seconds of searches beside a pass, however short it is
 
+
+@dataclass(frozen=True, kw_only=True)
+class SearchTimes:
+    """Seconds of host work for constrained requests, after which others go on."""
+
+    checks: float = 0.005  # all checks of a pass's predictions; later ones go on as parts of searches
+    check: float = 0.0005  # one check, even if `checks` is used up
+    beside_pass: float = 0.001  # searches beside a pass, however short it is
+    between_passes: float = 0.02  # searches between two passes, if there is no other pass beside which to run
+    # One search after a pass where none runs beside it: as long as the pass, within these bounds. Few searches take
+    # longer, except those of constraints made to be slow.
+    least_at_once: float = 0.05
+    most_at_once: float = 0.25
+    share: float = 0.5  # of the time of such a pass, for the searches that have paused
+
+
+SEARCH_TIMES = SearchTimes()
 
 # Search on the host, with pauses, without waiting for a pass that the device is running. Return the function that takes
 # the step.
@@ -100,11 +114,12 @@ def _joined(outcomes: Sequence[Outcome | Encoded]) -> list[Outcome | Encoded]:
 class Runner:
     """Run passes on a backend."""
 
-    def __init__(self, backend: Backend, source: NoiseSource) -> None:
+    def __init__(self, backend: Backend, source: NoiseSource, times: SearchTimes = SEARCH_TIMES) -> None:
         self.backend, self.model = backend, backend.model
         self.seen = Seen(backend.see, self.model.device)
         self.captures = backend.captures and isinstance(source, HashSource)  # custom sources draw on the host
-        self.checked_enough = deadline(CHECKING)  # whether the checks after the last pass have used up their time
+        self.times = times
+        self.checked_enough = deadline(times.checks)  # whether the checks after the last pass have used up their time
         self.last: torch.cuda.Event | None = None  # the end of the last pass
         # Logits for a search overtake the kernels of a pass, on a stream of higher priority.
         self.aside = torch.cuda.Stream(self.model.device, priority=-2) if self.model.device.type == "cuda" else None
@@ -125,7 +140,7 @@ class Runner:
         """
         found = self._run(work, cache, launched)
         self._keep_up()
-        self.checked_enough = deadline(CHECKING)
+        self.checked_enough = deadline(self.times.checks)
         return found
 
     def _keep_up(self) -> None:
@@ -168,7 +183,7 @@ class Runner:
 
         If that was little, searches go on for some time: otherwise they would wait for many passes.
         """
-        is_late = deadline(LEAST_SEARCHING)
+        is_late = deadline(self.times.beside_pass)
         if self.model.device.type != "cuda":
             return is_late
         event = torch.cuda.Event()
@@ -355,7 +370,7 @@ class Runner:
 
         def constrained() -> Canvas | Search:
             try:
-                least = deadline(LEAST_CHECKING)
+                least = deadline(self.times.check)
                 with pausing(lambda: self.checked_enough() and least()):
                     found = checked()
             except Paused:

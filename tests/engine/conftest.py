@@ -2,11 +2,9 @@
 
 import pytest
 
-from gesso.api import Gesso
 from gesso.backends.torch import TorchBackend
-from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
-from tests.backends.passes import CapturesPlainly
+from tests.engine.models import with_engine, with_graphs
 
 
 @pytest.fixture
@@ -30,9 +28,4 @@ def passes(tiny, monkeypatch):
 @pytest.fixture
 def pair(tiny):
     """Return the tiny model twice: without and with graphs."""
-    plain, graphed = (Gesso.__new__(Gesso) for _ in range(2))
-    for each in (plain, graphed):
-        each.__init__(tiny.model, tiny.tokenizer, tiny.defaults, tiny.directory, max_batch=4, max_length=None)
-    graphed.engine = Engine(graphed.model, graphed.decode, max_batch=4, backend=CapturesPlainly(graphed.model))
-    graphed.driver = Driver(graphed.engine)
-    return plain, graphed
+    return with_engine(tiny), with_graphs(tiny)

@@ -13,6 +13,7 @@ from gesso import InputError
 from gesso.diffusion.noise import HashSource
 from gesso.engine.engine import Engine
 from gesso.engine.events import Failed, Scored
+from tests.engine.models import watched_engine
 from tests.engine.test_engine import other_requests, request, result
 
 MESSAGES = [{"role": "user", "content": "Is seven odd?"}]
@@ -78,11 +79,14 @@ def test_cancelled_decision_ends_without_scores(tiny):
     assert isinstance(event, Scored) and event.log_likelihoods == () and not engine.running
 
 
-def test_non_finite_decision_fails_alone(tiny, monkeypatch):
-    engine = Engine(tiny.model, tiny.decode)
+def test_non_finite_decision_fails_alone(tiny):
+    def spoiled(run, pieces, cache):
+        hidden = run(pieces, cache)
+        return [hidden_SH if piece.row else hidden_SH * math.nan
+                for piece, hidden_SH in zip(pieces, hidden, strict=True)]  # fmt: skip
+
+    engine = watched_engine(tiny, run=spoiled)  # the decision is in row 0
     failing, fine = engine.submit(tiny.decision_request("x", [(5,), (6,)])), engine.submit(request())
-    compare = engine.runner.compare
-    monkeypatch.setattr(engine.runner, "compare", lambda running, hidden: compare(running, hidden * math.nan))
     last = {}
     while engine.busy:
         last |= {event.request_id: event for event in engine.step()}

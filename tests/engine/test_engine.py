@@ -1,20 +1,22 @@
 """The engine with the tiny model: the same text in any batch, costs, ends of texts, pins, cancelling and errors."""
 
-import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 
 import gesso
-from gesso.backends.torch import summarize
 from gesso.diffusion.samplers import EntropyBound
 from gesso.engine.engine import Engine
 from gesso.engine.events import Commit, Done, Draft
+from gesso.engine.runner import SearchTimes
 from gesso.errors import InputError
+from gesso.memory.workspace import LOGITS_COPIES
 from gesso.settings import SAMPLERS
 from tests.engine_requests import PROMPT, SMALL, finish, other_requests, request, result
+from tests.live_bytes import LiveBytes
 from tests.tiny import make
+from tests.waiting import PATIENCE
 
 # --- same seed, same text -----------------------------------------------------------------------------------------
 
@@ -236,7 +238,7 @@ def test_an_error_while_the_cache_is_saved_changes_no_text(tiny, tmp_path, monke
             raise MemoryError
         save(row)
 
-    monkeypatch.setattr(ring, "save", fail_once)
+    monkeypatch.setattr(ring, "save", fail_once)  # no request makes one of two rings fail
     events = []
     while engine.busy:
         try:
@@ -254,7 +256,7 @@ def test_a_request_that_does_not_fit_in_memory_fails_alone(tiny, monkeypatch):
     fine = engine.submit(request())
     engine.step()
     grow = engine.cache.grow
-    monkeypatch.setattr(
+    monkeypatch.setattr(  # no test can use up the memory of its machine
         engine.cache, "grow", lambda row, n: grow(row, n) if n < 3000 else (_ for _ in ()).throw(MemoryError("no room"))
     )
     large = engine.submit(request(prompt=long_prompt(3000)))
@@ -318,35 +320,25 @@ def test_a_custom_sampler_may_request_logits(tiny):
     assert own.tokens == plain.tokens, "logits in memory and streamed logits give the same draws"
 
 
-def test_at_most_one_request_has_its_logits_in_memory(tiny, monkeypatch):
+def test_at_most_one_request_has_its_logits_in_memory(tiny):
     """Logits are computed for samplers that need them and for constraints that were enforced in the previous step."""
 
-    class Watching(EntropyBound):
+    class Reading(EntropyBound):
         needs = frozenset({"logits"})
 
-    alive, most, logits = [], [], tiny.model.logits
+    def peak(*requests):
+        engine = Engine(tiny.model, tiny.decode, search_times=at_once)
+        with LiveBytes(tiny.model, counts=lambda tensor: tensor.shape[-1:] == (tiny.config.vocab_size,)) as live:
+            finish(engine, *map(engine.submit, requests))
+        return live.peak
 
-    def watched(hidden):
-        alive.append(weakref.ref(found := logits(hidden)))
-        most.append(sum(ref() is not None for ref in alive))
-        return found
-
-    def watched_summary(model, logits_CV, *arguments):
-        alive.append(weakref.ref(logits_CV))
-        most.append(sum(ref() is not None for ref in alive))
-        return summarize(model, logits_CV, *arguments)
-
+    at_once = SearchTimes(least_at_once=PATIENCE, most_at_once=PATIENCE)  # a search that pauses keeps its logits
     guide = tiny.guides.guide(regex="[ab]{12}")
+    reading = replace(SMALL, sampler=Reading(2.0))
     wanted = [request(seed=seed, max_new_tokens=16, guide=guide) for seed in range(2)]
-    watching = replace(SMALL, sampler=Watching(2.0))
-    wanted += [request(seed=seed, max_new_tokens=16, diffusion=watching) for seed in range(2)]
-    expected = [result(Engine(tiny.model, tiny.decode), one).tokens for one in wanted]
-    engine = Engine(tiny.model, tiny.decode)
-    monkeypatch.setattr(tiny.model, "logits", watched)
-    monkeypatch.setattr("gesso.engine.runner.summarize", watched_summary)
-    ids = [engine.submit(one) for one in wanted]
-    assert [events[-1].result.tokens for events in finish(engine, *ids)] == expected
-    assert len(most) > 12 and max(most) == 1
+    wanted += [request(seed=seed, max_new_tokens=16, diffusion=reading) for seed in range(2)]
+    alone = max(map(peak, wanted))
+    assert 0 < peak(*wanted) <= alone <= LOGITS_COPIES * 4 * SMALL.canvas_length * tiny.config.vocab_size
 
 
 def test_checking_a_long_prompt_allocates_no_object_per_token(engine):

@@ -7,32 +7,30 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gesso.backends.torch import TorchBackend
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Failed
 from gesso.engine.faults import is_fatal
 from gesso.engine.request import Score
-from gesso.engine.runner import Runner
 from gesso.settings import Diffusion
+from tests.engine.models import watched_engine
 from tests.engine.test_engine import long_prompt, request, result
 
 BAD = 250  # a token at which the model fails
+BAD_TEMPERATURE = 0.75  # of a request whose predictions are spoiled; exact in float32
 
 
-@pytest.fixture
-def failing(tiny, monkeypatch):
-    """Make passes that read the token BAD fail after a part of the cache was written. Record their sizes."""
-    run, seen = TorchBackend.run, []
+class FailingPasses:
+    """Passes that fail if they read the token BAD, after a part of the cache was written. `sizes`: their pieces."""
 
-    def fail(self, pieces, cache):
+    def __init__(self):
+        self.sizes = []
+
+    def run(self, run, pieces, cache):
         if any(piece.causal and BAD in piece.ids_S.tolist() for piece in pieces):
-            run(self, pieces[:1], cache)
-            seen.append(len(pieces))
+            run(pieces[:1], cache)
+            self.sizes.append(len(pieces))
             raise RuntimeError("bad token")
-        return run(self, pieces, cache)
-
-    monkeypatch.setattr(TorchBackend, "run", fail)
-    return seen
+        return run(pieces, cache)
 
 
 def outcome(engine, wanted):
@@ -74,36 +72,34 @@ def clean(one):
 
 
 @pytest.mark.parametrize(("at", "place"), [(0, 2), (170, 4)])
-def test_a_failing_request_fails_alone_at_any_place_in_the_batch(tiny, failing, at, place):
+def test_a_failing_request_fails_alone_at_any_place_in_the_batch(tiny, at, place):
     """The error is in the first or a middle piece of its prompt, while other prompts are read."""
     fine = list(map(clean, others()))
     expected = [text_of(*outcome(Engine(tiny.model, tiny.decode, piece=32, prefill=96), [one])) for one in fine]
-    assert not failing
     culprit = request(seed=9, prompt=bad_prompt(300, at))
-    engine = Engine(tiny.model, tiny.decode, piece=32, prefill=96)
+    failing = FailingPasses()
+    engine = watched_engine(tiny, {"piece": 32, "prefill": 96}, run=failing.run)
     events = outcome(engine, [*fine[:place], culprit, *fine[place:]])
     failed = events.pop(place)
     assert isinstance(failed, Failed) and str(failed.error) == "bad token"
-    assert max(failing) > 1, "the first failure must be in a pass with other requests"
+    assert max(failing.sizes) > 1, "the first failure must be in a pass with other requests"
     assert [text_of(event) for event in events] == expected
     again = clean(request(seed=4, prompt=long_prompt(300)))
     assert result(engine, again).tokens == result(Engine(tiny.model, tiny.decode, piece=32), again).tokens
 
 
-def test_a_request_that_fails_alone_is_not_retried(tiny, failing):
-    engine = Engine(tiny.model, tiny.decode)
-    (event,) = outcome(engine, [request(prompt=(2, BAD))])
-    assert isinstance(event, Failed) and failing == [2]
+def test_a_request_that_fails_alone_is_not_retried(tiny):
+    failing = FailingPasses()
+    (event,) = outcome(watched_engine(tiny, run=failing.run), [request(prompt=(2, BAD))])
+    assert isinstance(event, Failed) and failing.sizes == [2]
 
 
-def test_fatal_device_errors_are_raised(tiny, monkeypatch):
-    engine = Engine(tiny.model, tiny.decode)
-    engine.submit(request()), engine.submit(request(seed=6))
-
-    def poisoned(self, pieces, cache):
+def test_fatal_device_errors_are_raised(tiny):
+    def poisoned(run, pieces, cache):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(TorchBackend, "run", poisoned)
+    engine = watched_engine(tiny, run=poisoned)
+    engine.submit(request()), engine.submit(request(seed=6))
     with pytest.raises(torch.AcceleratorError):
         engine.step()
     assert is_fatal(RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"))
@@ -112,19 +108,17 @@ def test_fatal_device_errors_are_raised(tiny, monkeypatch):
     assert not is_fatal(MemoryError())
 
 
-def test_out_of_memory_frees_captured_passes_and_retries_requests_one_by_one(tiny, monkeypatch):
-    engine = Engine(tiny.model, tiny.decode)
+def test_out_of_memory_frees_captured_passes_and_retries_requests_one_by_one(tiny):
     wanted = [request(seed=seed, max_new_tokens=16) for seed in range(3)]
     expected = [result(Engine(tiny.model, tiny.decode), one).tokens for one in wanted]
-    run, freed = TorchBackend.run, []
+    freed = []
 
-    def full(self, pieces, cache):
+    def full(run, pieces, cache):
         if len({piece.row for piece in pieces}) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return run(self, pieces, cache)
+        return run(pieces, cache)
 
-    monkeypatch.setattr(TorchBackend, "run", full)
-    monkeypatch.setattr(engine.runner, "free_memory", lambda: freed.append(True))
+    engine = watched_engine(tiny, run=full, drop_captured=lambda drop: freed.append(True))
     assert [text_of(event) for event in outcome(engine, wanted)] == expected
     assert freed
 
@@ -137,12 +131,15 @@ def without_gc():
     gc.enable()
 
 
-def test_tensors_of_a_failed_pass_are_freed_before_its_requests_are_retried(tiny, monkeypatch, without_gc):
+def test_tensors_of_a_failed_pass_are_freed_before_its_requests_are_retried(tiny, without_gc):
     """After an out-of-memory error, a retry can only succeed once they are freed."""
-    engine, run, refs, kept = Engine(tiny.model, tiny.decode), TorchBackend.run, [], []
+    refs, kept = [], []
 
-    def full(self, pieces, cache):
+    def count_kept(*_):
         kept.append(sum(ref() is not None for ref in refs))
+
+    def full(run, pieces, cache):
+        count_kept()
         activation = torch.zeros(8)
         refs.append(weakref.ref(activation))
         if len({piece.row for piece in pieces}) > 1 or len(refs) in (2, 3):  # all together, and two of them alone
@@ -150,10 +147,9 @@ def test_tensors_of_a_failed_pass_are_freed_before_its_requests_are_retried(tiny
                 raise KeyError("first")
             except KeyError:
                 raise torch.OutOfMemoryError("CUDA out of memory")  # noqa: B904
-        return run(self, pieces, cache)
+        return run(pieces, cache)
 
-    monkeypatch.setattr(TorchBackend, "run", full)
-    monkeypatch.setattr(engine.runner, "free_memory", lambda: kept.append(sum(ref() is not None for ref in refs)))
+    engine = watched_engine(tiny, run=full, drop_captured=count_kept)
     ids = [engine.submit(request(seed=seed, max_new_tokens=16)) for seed in range(3)]
     events = engine.step()
     assert [event.request_id for event in events if isinstance(event, Failed)] == ids[:2]
@@ -163,19 +159,18 @@ def test_tensors_of_a_failed_pass_are_freed_before_its_requests_are_retried(tiny
         engine.step()
 
 
-def test_the_error_of_a_request_holds_no_tensors_of_its_pass(tiny, monkeypatch, without_gc):
-    engine, refs = Engine(tiny.model, tiny.decode), []
-    run = engine.runner.run
+def test_the_error_of_a_request_holds_no_tensors_of_its_pass(tiny, without_gc):
+    refs = []
 
-    def watched(work, cache, launched):
-        outcomes = run(work, cache, launched)
-        refs.extend(weakref.ref(outcome) for outcome in outcomes)
-        return outcomes
+    def watched(run, pieces, cache):
+        hidden = run(pieces, cache)
+        refs.extend(map(weakref.ref, hidden))
+        return hidden
 
     def fails(canvas_C, prediction, moment):
         raise ValueError("no sampler at all")
 
-    monkeypatch.setattr(engine.runner, "run", watched)
+    engine = watched_engine(tiny, run=watched)
     (event,) = outcome(engine, [request(diffusion=Diffusion(canvas_length=16, sampler=fails))])
     assert isinstance(event, Failed)
     assert refs and not any(ref() for ref in refs)
@@ -183,20 +178,19 @@ def test_the_error_of_a_request_holds_no_tensors_of_its_pass(tiny, monkeypatch, 
 
 
 @pytest.mark.parametrize(("name", "value"), [("entropy_C", float("nan")), ("confidence_C", float("inf"))])
-def test_a_request_with_a_non_finite_prediction_fails_alone(tiny, monkeypatch, name, value):
-    wanted = [request(seed=seed, max_new_tokens=16) for seed in (1, 13, 2)]
-    expected = [result(Engine(tiny.model, tiny.decode), one).tokens for one in wanted]
-    advance = Runner._advance
+def test_a_request_with_a_non_finite_prediction_fails_alone(tiny, name, value):
+    one, bad, two = (request(seed=seed, max_new_tokens=16) for seed in (1, 13, 2))
+    bad = replace(bad, diffusion=replace(bad.diffusion, t_max=BAD_TEMPERATURE, t_min=BAD_TEMPERATURE))
+    expected = [result(Engine(tiny.model, tiny.decode), fine).tokens for fine in (one, two)]
 
-    def spoiled(self, running, prediction, hidden_CH):
-        if running.request.seed == 13:
-            values = getattr(prediction, name).clone()
-            values[3] = value
-            prediction = replace(prediction, **{name: values})
-        return advance(self, running, prediction, hidden_CH)
+    def spoiled(predict, hidden_TH, temperature_T, *given):
+        prediction = predict(hidden_TH, temperature_T, *given)
+        rows = (temperature_T == BAD_TEMPERATURE).nonzero().flatten().tolist()
+        if rows:
+            getattr(prediction, name)[rows[3]] = value
+        return prediction
 
-    monkeypatch.setattr(Runner, "_advance", spoiled)
-    one, bad, two = outcome(Engine(tiny.model, tiny.decode), wanted)
-    assert isinstance(bad, Failed) and isinstance(bad.error, RuntimeError)
-    assert "non-finite prediction" in str(bad.error) and "position 3" in str(bad.error)
-    assert [text_of(one), text_of(two)] == [expected[0], expected[2]]
+    first, failed, last = outcome(watched_engine(tiny, predict=spoiled), [one, bad, two])
+    assert isinstance(failed, Failed) and isinstance(failed.error, RuntimeError)
+    assert "non-finite prediction" in str(failed.error) and "position 3" in str(failed.error)
+    assert [text_of(first), text_of(last)] == expected

@@ -14,10 +14,10 @@ from gesso.adapters.lora import Lora, make_adaptable
 from gesso.backends.cuda import CudaBackend
 from gesso.backends.cuda.graphs import shape_of
 from gesso.engine.engine import Engine
-from gesso.engine.events import Done, Draft
-from gesso.engine.runner import Runner
+from gesso.engine.events import Done, Draft, Failed
 from gesso.engine.scheduler import Work
 from tests.backends.passes import CapturesPlainly
+from tests.engine.models import with_engine, with_graphs
 from tests.engine_requests import request, result
 
 
@@ -123,17 +123,20 @@ def test_the_shape_of_a_pass_does_not_depend_on_the_seed(pair):
     assert len(shapes) == 1
 
 
-def test_a_pass_of_a_new_shape_runs_as_captured_parts(pair, monkeypatch):
+def test_a_pass_of_a_new_shape_runs_as_captured_parts(tiny):
     """Prompts differ in length and number, so most passes with a prompt have a new shape. Their parts have not."""
-    plain, graphed = pair
-    backend, uncaptured = type(graphed.engine.runner.backend), []
-    run = backend.run
-    monkeypatch.setattr(backend, "run", lambda *args: uncaptured.append(1) or run(*args))
+    plain, uncaptured = with_engine(tiny), []
+
+    def run(run, pieces, cache):
+        uncaptured.append(len(pieces))
+        return run(pieces, cache)
+
+    graphed = with_graphs(tiny, run=run)
     options = {"steps": 3, "canvas_length": 8, "max_new_tokens": 8, "stopping": "fixed"}
     for lengths in ((11,), (25,), (12, 13), (26, 27), (15, 31)):
         requests = [
             [g.request(range(100, 100 + length), seed=seed, **options) for seed, length in enumerate(lengths)]
-            for g in pair
+            for g in (plain, graphed)
         ]
         uncaptured.clear()
         assert outcome(graphed, requests[1]) == outcome(plain, requests[0])
@@ -175,29 +178,22 @@ def test_an_adapter_on_experts_does_not_prevent_capture(tiny):
     assert graphs.can_capture and graphs.pads == CudaBackend(tiny.model).graphs.pads
 
 
-def test_with_graphs_no_corrected_prediction_is_read_from_logits(pair, monkeypatch):
+def test_with_graphs_no_corrected_prediction_is_read_from_logits(tiny):
     """On a GPU, logits and captured passes may differ in the last bits of a prediction."""
-    plain, graphed = pair
-    read, read_logits = [], Runner._from_logits
 
-    def counted(self, running, hidden_CH):
-        read.append(self.captures)
-        return read_logits(self, running, hidden_CH)
+    def unused(logits, hidden):
+        raise AssertionError("all logits were computed")
 
-    monkeypatch.setattr(Runner, "_from_logits", counted)
-    for g in (plain, graphed):
-        options = {
-            "regex": "[ab]{3}[0-9]{4}",
-            "steps": 16,
-            "canvas_length": 8,
-            "max_new_tokens": 8,
-            "stopping": "fixed",
-        }
-        for seed in range(3):  # each request that joins makes a new shape
-            g.engine.submit(g.request("x", seed=seed, **options))
-            for _ in range(4):
-                g.engine.step()
-    assert read and not any(read), "some must be corrected, and none read from logits with graphs"
+    graphed, waiting, corrected = with_graphs(tiny, logits=unused), [1, 2, 3], []
+    options = {"regex": "[ab]{3}[0-9]{4}", "steps": 4, "canvas_length": 8, "max_new_tokens": 8, "stopping": "fixed"}
+    while waiting or graphed.engine.busy:
+        if waiting:  # each request that joins makes a new shape
+            graphed.engine.submit(graphed.request("x", seed=waiting.pop(), **options))
+        for event in graphed.engine.step():
+            assert not isinstance(event, Failed), event
+            if isinstance(event, Draft):
+                corrected.append(event.canvas.history[-1].corrected)
+    assert any(corrected)
 
 
 def test_a_backend_and_its_graphs_are_freed_without_the_garbage_collector(tiny):

@@ -29,6 +29,7 @@ from gesso.model.vision import Vision
 from gesso.settings import BY_TOKEN, Diffusion, choose
 from tests.backends.passes import CapturesPlainly
 from tests.tiny import CONFIG, IMAGES, VOCABULARY, randomise
+from tests.watched import Watched
 
 PATCH, POOL = 4, 3
 SMALL = Diffusion(canvas_length=8, steps=4, entropy_bound=2.0, confidence=0.5)
@@ -298,34 +299,32 @@ def test_prompts_with_images_are_stored_piece_by_piece(model, alone, tmp_path: P
 # --- errors -------------------------------------------------------------------------------------------------------
 
 
-def test_an_image_that_does_not_fit_in_memory_fails_its_request_alone(model, alone, monkeypatch):
-    see = TorchBackend.see
-
-    def full(self: TorchBackend, image: Image) -> torch.Tensor:
+def test_an_image_that_does_not_fit_in_memory_fails_its_request_alone(model, alone):
+    def full(see: Callable[[Image], torch.Tensor], image: Image) -> torch.Tensor:
         if image.digest == DOG.digest:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return see(self, image)
+        return see(image)
 
-    monkeypatch.setattr(TorchBackend, "see", full)
-    events = last_events(new(model), QUESTION, asking(3, DOG, 1), asking(6, seed=9))
+    engine = new(model, backend=Watched(TorchBackend(model), see=full))
+    events = last_events(engine, QUESTION, asking(3, DOG, 1), asking(6, seed=9))
     assert isinstance(events[1], Failed)
     for event, request in ((events[0], QUESTION), (events[2], asking(6, seed=9))):
         assert isinstance(event, Done) and event.result.tokens == alone(request)
 
 
-def test_an_error_in_a_pass_changes_no_text_of_a_request_with_images(model, alone, monkeypatch):
-    expected, run, failing = alone(QUESTION), TorchBackend.run, {4, 7}
+def test_an_error_in_a_pass_changes_no_text_of_a_request_with_images(model, alone):
+    expected, failing = alone(QUESTION), {4, 7}
+    calls: list[int] = []
 
-    def fail(self: TorchBackend, pieces: Any, cache: Any) -> Any:
+    def fail(run: Callable[..., Any], pieces: Any, cache: Any) -> Any:
         calls.append(len(pieces))
         if len(calls) in failing:
-            run(self, pieces[:1], cache)
+            run(pieces[:1], cache)
             raise RuntimeError("once")
-        return run(self, pieces, cache)
+        return run(pieces, cache)
 
-    calls: list[int] = []
-    monkeypatch.setattr(TorchBackend, "run", fail)
-    events = last_events(new(model), QUESTION, *OTHERS[:2])
+    engine = new(model, backend=Watched(TorchBackend(model), run=fail))
+    events = last_events(engine, QUESTION, *OTHERS[:2])
     assert len(calls) > max(failing) and isinstance(events[0], Done) and events[0].result.tokens == expected
 
 
@@ -356,9 +355,9 @@ def test_requests_whose_images_cannot_be_read_are_rejected(model, request_, word
         new(model).submit(request_)
 
 
-def test_a_model_that_cannot_see_rejects_images(model, monkeypatch):
+def test_a_model_that_cannot_see_rejects_images(model):
     with pytest.raises(InputError, match="its vocabulary has no tokens for them"):
         asking(3, CAT, 1).check(replace(model.config, eoi_token_id=VOCABULARY), 100)
-    monkeypatch.setattr(model, "vision", None)
+    blind = DiffusionGemma(model.config)
     with pytest.raises(InputError, match="no vision tower: .* without text_only"):
-        new(model).submit(asking(3, CAT, 1))
+        new(blind).submit(asking(3, CAT, 1))

@@ -160,7 +160,7 @@ def test_a_directory_that_cannot_be_used_is_reported(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gesso.engine.prefix_files.replacing", full)
+    monkeypatch.setattr("gesso.engine.prefix_files.replacing", full)  # no test can fill a disk
     g = load(tiny_directory, tmp_path / "cache")
     assert g.generate(PROMPT, **OPTIONS).tokens and "No space left" in caplog.text
 

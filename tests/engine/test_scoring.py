@@ -1,5 +1,7 @@
 """Scoring requests: log-probabilities of texts, read by the engine in the same passes as canvases."""
 
+import math
+
 import pytest
 
 from gesso import InputError
@@ -8,8 +10,8 @@ from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Failed, Scored
 from gesso.engine.plan import score as scores
 from gesso.engine.request import Score
-from gesso.engine.scoring import Scoring
 from tests.backends.passes import CapturesPlainly
+from tests.engine.models import watched_engine
 from tests.engine.test_engine import finish, long_prompt, other_requests, request, result
 from tests.likelihood import Likelihood
 
@@ -105,23 +107,21 @@ def test_cancelled_score_ends_before_the_next_pass(tiny):
     assert score(engine, Score(prompt=long_prompt(20), texts=TEXTS)) == reference(tiny, long_prompt(20), TEXTS)
 
 
-def test_non_finite_score_fails_alone(tiny, monkeypatch):
-    read, calls = Scoring.read, []
+def test_non_finite_score_fails_alone(tiny):
+    def spoiled(run, pieces, cache):
+        """Spoil the text to score: it is the only one of its row without a canvas."""
+        canvases = {piece.row for piece in pieces if not piece.causal}
+        hidden = run(pieces, cache)
+        return [hidden_SH if piece.row in canvases else hidden_SH * math.nan
+                for piece, hidden_SH in zip(pieces, hidden, strict=True)]  # fmt: skip
 
-    def broken(self, hidden_SH, logits):
-        calls.append(1)
-        read(self, hidden_SH * float("nan"), logits)
-
-    engine = Engine(tiny.model, tiny.decode)
+    engine = watched_engine(tiny, run=spoiled)
     failing, fine = engine.submit(Score(prompt=(2, 200), texts=TEXTS[:1])), engine.submit(request())
-    monkeypatch.setattr(Scoring, "read", broken)
     events = []
     while engine.busy:
         events += engine.step()
-    assert calls
     last = {event.request_id: event for event in events}
     assert isinstance(last[failing], Failed) and "non-finite" in str(last[failing].error)
-    monkeypatch.undo()
     assert isinstance(last[fine], Done)
     assert last[fine].result.tokens == result(Engine(tiny.model, tiny.decode), request()).tokens
 

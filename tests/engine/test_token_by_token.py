@@ -5,10 +5,8 @@ import json
 import pytest
 import torch
 
-from gesso.engine.driver import Driver
-from gesso.engine.engine import Engine
 from gesso.errors import InputError
-from tests.backends.passes import CapturesPlainly
+from tests.engine.models import with_engine, with_graphs
 
 
 def greedy(g, prompt, count):
@@ -23,11 +21,10 @@ def greedy(g, prompt, count):
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_greedy_text_is_the_argmax_of_the_causal_encoder(tiny, monkeypatch, graphs):
-    backend = CapturesPlainly(tiny.model) if graphs else None
-    monkeypatch.setattr(tiny, "driver", Driver(Engine(tiny.model, tiny.decode, backend=backend)))
+def test_greedy_text_is_the_argmax_of_the_causal_encoder(tiny, graphs):
+    g = with_graphs(tiny) if graphs else with_engine(tiny)
     prompt = tiny.tokenizer.encode("def fib(n):")
-    out = tiny.generate(prompt, write="tokens", greed=1.0, max_new_tokens=12, seed=0)
+    out = g.generate(prompt, write="tokens", greed=1.0, max_new_tokens=12, seed=0)
     assert out.tokens == greedy(tiny, prompt, 12)[: len(out.tokens)] and out.tokens
     assert out.usage.denoising_steps == out.usage.canvases, "one step per token"
 

@@ -10,6 +10,7 @@ from gesso.engine.engine import Engine
 from gesso.engine.events import Done
 from gesso.errors import InputError
 from tests.backends.passes import CapturesPlainly
+from tests.engine.models import watched_engine
 
 DRAWS = ({"greed": 1.0}, {"t_max": 2.0}, {"greed": 0.5, "t_max": 3.0}, {"t_max": 3.0, "top_p": 0.7, "top_k": 20})
 PROMPTS = (230, 3, 33)  # the tiny model's window is shorter than the first
@@ -96,17 +97,17 @@ def test_settings_that_verified_decoding_cannot_keep_are_rejected(tiny, main, ti
     assert json.loads(main("generate", "hi", *asked).out)["usage"]["completion_tokens"] == 3
 
 
-def test_a_failed_pass_does_not_change_the_text(tiny, monkeypatch):
+def test_a_failed_pass_does_not_change_the_text(tiny):
     expected = [result.tokens for result in texts(Engine(tiny.model, tiny.decode), requests(tiny, "verified"))]
-    engine = Engine(tiny.model, tiny.decode)
-    run, calls = engine.runner.run, []
+    calls = []
 
-    def fails_once(work, cache, launched):
-        outcomes = run(work, cache, launched)
-        calls.append(None)
+    def fails_once(run, pieces, cache):
+        hidden = run(pieces, cache)
+        calls.append(len(pieces))
         if len(calls) == 5:
             raise torch.OutOfMemoryError("after the rows were written")
-        return outcomes
+        return hidden
 
-    monkeypatch.setattr(engine.runner, "run", fails_once)
+    engine = watched_engine(tiny, run=fails_once)
     assert [result.tokens for result in texts(engine, requests(tiny, "verified"))] == expected
+    assert len(calls) > 5

@@ -8,13 +8,16 @@ import pytest
 import torch
 
 import gesso
+from gesso.backends.torch import TorchBackend
 from gesso.checkpoint.generation import write_diffusion
 from gesso.cli.options import LoadOptions
 from gesso.engine import writing
 from gesso.engine.writing import Writing, choose_writing, measure
 from gesso.errors import InputError
 from gesso.settings import BY_TOKEN, PRESETS, Diffusion, WriteName, choose
+from tests.engine.models import with_engine
 from tests.tiny import make
+from tests.watched import Watched
 
 TOKENS, VERIFIED = (choose(Diffusion(), write=write) for write in BY_TOKEN)
 SHORT = Writing(canvas_length=64, rates={1: 1.0, 64: 2.0})
@@ -24,8 +27,28 @@ def settings(how: Writing, preset: Any = None, needs_canvas: bool = False, **giv
     return how.settings(Diffusion(), preset, given, needs_canvas=needs_canvas)  # type: ignore[arg-type]
 
 
-def chosen(g: gesso.Gesso, write: WriteName | None = None, default: Diffusion = Diffusion()) -> Writing:  # noqa: B008
+def chosen(
+    g: gesso.Gesso,
+    write: WriteName | None = None,
+    default: Diffusion = Diffusion(),  # noqa: B008
+) -> Writing:
     return choose_writing(write, default, g.engine.runner.backend, 256)
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every model count as large: those of tests are smaller than any that is measured."""
+    monkeypatch.setattr(writing, "LEAST_BYTES", 1)
+
+
+@pytest.fixture
+def unmeasured(tiny: gesso.Gesso) -> gesso.Gesso:
+    """The tiny model with a backend that must not run."""
+
+    def fail(*_: Any) -> None:
+        pytest.fail("measured")
+
+    return with_engine(tiny, backend=Watched(TorchBackend(tiny.model), run=fail))
 
 
 def test_the_faster_way_to_write_is_chosen() -> None:
@@ -44,25 +67,17 @@ def test_canvases_longer_than_the_models_are_not_considered() -> None:
     assert set(measure(lambda tokens, causal: 0.1, 64)) == {1, 16, 64}
 
 
-def test_small_models_are_not_measured_and_keep_their_canvases(
-    tiny: gesso.Gesso, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing, "measure", lambda *_: pytest.fail("measured"))
-    assert tiny.writing == chosen(tiny) == Writing()
+def test_small_models_are_not_measured_and_keep_their_canvases(unmeasured: gesso.Gesso) -> None:
+    assert unmeasured.writing == chosen(unmeasured) == Writing()
 
 
-def test_load_and_then_the_checkpoint_decide_before_any_measurement(
-    tiny: gesso.Gesso, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing, "LEAST_BYTES", 1)
-    monkeypatch.setattr(writing, "measure", lambda *_: pytest.fail("measured"))
-    assert chosen(tiny, default=VERIFIED).write == "verified"
+def test_load_and_then_the_checkpoint_decide_before_any_measurement(unmeasured: gesso.Gesso, large: None) -> None:
+    assert chosen(unmeasured, default=VERIFIED).write == "verified"
     for write in ("canvas", "tokens", "verified"):
-        assert chosen(tiny, write, default=VERIFIED).write == write
+        assert chosen(unmeasured, write, default=VERIFIED).write == write
 
 
-def test_a_large_model_on_a_cpu_is_measured(tiny: gesso.Gesso, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "LEAST_BYTES", 1)
+def test_a_large_model_on_a_cpu_is_measured(tiny: gesso.Gesso, large: None) -> None:
     found = chosen(tiny)
     assert 1 in found.rates and all(rate > 0 for rate in found.rates.values())
     best = max(found.rates, key=lambda length: found.rates[length])
@@ -128,14 +143,12 @@ def test_requests_of_a_model_that_writes_token_by_token(tiny_directory: Path) ->
 
 
 def test_only_generate_and_chat_measure_and_other_commands_write_as_the_checkpoint_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, large: None
 ) -> None:
-    monkeypatch.setattr(writing, "LEAST_BYTES", 1)
-    monkeypatch.setattr(writing, "measure", lambda *_: {1: 2.0, 16: 1.0})
     directory = make(tmp_path / "model")
     options = LoadOptions(model=str(directory), device="cpu")
-    assert options.load(max_batch=1).writing.write == "canvas"
-    assert options.load(max_batch=1, write=None).writing.write == "tokens"
+    assert options.load(max_batch=1).writing.write == "canvas" and not options.load(max_batch=1).writing.rates
+    assert options.load(max_batch=1, write=None).writing.rates
     write_diffusion(directory, VERIFIED)
     assert options.load(max_batch=1).writing.write == "verified"
 
@@ -152,10 +165,9 @@ def test_a_checkpoint_that_writes_verified_text_still_takes_constraints_and_pins
     assert filled.usage.denoising_steps > filled.usage.canvases, "a hole is filled with a canvas"
 
 
-def test_the_measurement_leaves_the_engine_as_it_was(tiny_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = gesso.load(tiny_directory, device="cpu").generate("def", steps=3, max_new_tokens=6, seed=2).tokens
-    monkeypatch.setattr(writing, "LEAST_BYTES", 1)
-    g = gesso.load(tiny_directory, device="cpu")
-    assert g.writing.rates and not g.engine.cache.lengths
+def test_the_measurement_leaves_the_engine_as_it_was(tiny: gesso.Gesso, large: None) -> None:
+    expected = with_engine(tiny).generate("def", steps=3, max_new_tokens=6, seed=2).tokens
+    g = with_engine(tiny)
+    assert chosen(g).rates and not g.engine.cache.lengths
     assert g.generate("def", steps=3, max_new_tokens=6, seed=2).tokens == expected
     assert torch.get_num_threads() == 1

@@ -5,6 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gesso
+from gesso.engine.driver import Driver
+from tests.engine.models import with_engine
+from tests.watched import Watched
 
 BRIEF = {"steps": 2, "canvas_length": 24, "seed": 1}
 TEXT = "The quick brown fox jumps over the lazy dog."
@@ -70,16 +73,23 @@ def test_empty_span_inserts_text_at_level_one(tiny):
     assert out.text == TEXT[:10] + out.replacement + TEXT[10:]
 
 
-def prompts_of(monkeypatch, g):
-    submit, seen = g.engine.submit, []
-    monkeypatch.setattr(g.engine, "submit", lambda request: (seen.append(request), submit(request))[1])
-    return seen
+def recording(g):
+    """Return the model, and the list of the requests that it runs."""
+    seen = []
+
+    def submit(submit, request):
+        seen.append(request)
+        return submit(request)
+
+    other = with_engine(g)
+    other.driver = Driver(Watched(other.engine, submit=submit))
+    return other, seen
 
 
 @pytest.mark.parametrize("level", [0.5, 1.0])
-def test_instruction_is_a_user_turn_with_the_present_text(tiny, monkeypatch, level):
-    seen = prompts_of(monkeypatch, tiny)
-    tiny.edit(TEXT, SPAN, instruction="Make it a cat.", level=level, **BRIEF)
+def test_instruction_is_a_user_turn_with_the_present_text(tiny, level):
+    g, seen = recording(tiny)
+    g.edit(TEXT, SPAN, instruction="Make it a cat.", level=level, **BRIEF)
     turn = tiny.tokenizer.chat([{"role": "user", "content": f"Make it a cat.\n\n{TEXT}"}]).tokens
     for request in seen:
         assert list(request.prompt) == turn + tiny.tokenizer.encode(TEXT[:10], bos=False)
@@ -90,9 +100,9 @@ def test_whole_text_may_be_the_span_with_an_instruction(tiny):
     assert out.text == out.replacement
 
 
-def test_text_after_the_span_or_its_end_is_pinned(tiny, marked, monkeypatch):
-    for g, behind in ((tiny, tiny.tokenizer.encode(TEXT[25:], bos=False)), (marked, [1])):
-        seen = prompts_of(monkeypatch, g)
+def test_text_after_the_span_or_its_end_is_pinned(tiny, marked):
+    for model, behind in ((tiny, tiny.tokenizer.encode(TEXT[25:], bos=False)), (marked, [1])):
+        g, seen = recording(model)
         g.edit(TEXT, SPAN, level=0.5, steps=2, seed=1)
         [request] = seen
         assert [request.pins[15 + i] for i in range(len(behind))] == behind
