@@ -29,24 +29,34 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from gesso.chat import template_budget
-from gesso.chat.template_budget import Runaway, as_list, charge, check_size, limited, size, spend
+from gesso.chat.template_budget import (
+    WORK_LIMITS,
+    Runaway,
+    WorkLimits,
+    as_list,
+    charge,
+    check_size,
+    limited,
+    size,
+    spend,
+)
 from gesso.chat.template_costs import CONSUMING, FILTERS, GLOBALS, OPERATORS, TESTS, Cost, check_time_format, methods_of
 
 FOR_LEVELS = 20  # of nested loops, as many as Python allows
 _SCOPES = ("_loop_vars", "_block_vars")  # that jinja2 adds to the arguments of a call
 
 
-def compiled(source: str) -> Any:
+def compiled(source: str, limits: WorkLimits = WORK_LIMITS) -> Any:
     """Return a template to render, with the environment of `transformers`. Compiling has its own budget."""
-    with limited():
+    with limited(limits):
         return environment().from_string(source)
 
 
-def render(template: Any, variables: Mapping[str, Any]) -> str:
+def render(template: Any, variables: Mapping[str, Any], limits: WorkLimits = WORK_LIMITS) -> str:
     """Render a template with its own budget."""
     parts: list[str] = []
     total = 0
-    with limited():
+    with limited(limits):
         for part in template.generate(variables):
             parts.append(part)
             total = check_size(total + len(part))

@@ -4,16 +4,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateRuntimeError
 from jinja2.utils import Namespace
 
 MAX_TOKENS = 1 << 15  # of a template's source; 100 kB of a published template have fewer
-MAX_STEPS = 1_000_000  # loop iterations, elements of lazy filters, calls, filters, tests and operators
 MAX_CHARS = 1 << 23  # of one string, or of all elements of a list
-MAX_WORK = 1 << 27  # characters of all intermediate results together
-MAX_SECONDS = 10.0
 MAX_BITS = 1 << 14  # of an integer; JSON can have integers of 4,300 digits
 NODE = 64  # characters that an element of a list or dictionary counts as: a string object has as many bytes
 
@@ -22,32 +20,45 @@ class Runaway(TemplateRuntimeError):
     """A template exceeded one of the limits, or used an operation that is not available."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkLimits:
+    """The most work of one rendering, or of one compilation."""
+
+    steps: int = 1_000_000  # loop iterations, elements of lazy filters, calls, filters, tests and operators
+    characters: int = 1 << 27  # of all intermediate results together
+    seconds: float = 10.0
+
+
+WORK_LIMITS = WorkLimits()
+
+
 class RenderingBudget:
     """The work that one rendering, or one compilation, has left."""
 
-    def __init__(self) -> None:
-        self.steps = MAX_STEPS
-        self.work = MAX_WORK
-        self.end = time.monotonic() + MAX_SECONDS
+    def __init__(self, limits: WorkLimits) -> None:
+        self.limits = limits
+        self.steps = limits.steps
+        self.work = limits.characters
+        self.end = time.monotonic() + limits.seconds
 
     def spend(self, work: int, steps: int = 1) -> None:
         self.steps -= steps
         self.work -= work
         if self.steps < 0:
-            raise Runaway(f"it takes more than {MAX_STEPS:,} steps")
+            raise Runaway(f"it takes more than {self.limits.steps:,} steps")
         if self.work < 0:
-            raise Runaway(f"its intermediate results exceed {MAX_WORK:,} characters")
+            raise Runaway(f"its intermediate results exceed {self.limits.characters:,} characters")
         if time.monotonic() > self.end:
-            raise Runaway(f"it takes longer than {MAX_SECONDS:g} s")
+            raise Runaway(f"it takes longer than {self.limits.seconds:g} s")
 
 
 _budget: ContextVar[RenderingBudget | None] = ContextVar("template_budget", default=None)
 
 
 @contextmanager
-def limited() -> Iterator[None]:
+def limited(limits: WorkLimits = WORK_LIMITS) -> Iterator[None]:
     """Give the block its own budget. Nothing of a template is evaluated outside such a block."""
-    token = _budget.set(RenderingBudget())
+    token = _budget.set(RenderingBudget(limits))
     try:
         yield
     finally:

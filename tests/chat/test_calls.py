@@ -235,7 +235,7 @@ def damaged_calls(draw: st.DrawFn) -> str:
 @given(
     source=damaged_calls(), before=st.sampled_from(["", "First. "]), after=st.sampled_from(["", " Last.", "<turn|>"])
 )
-@settings(max_examples=400)
+@settings(derandomize=True, database=None, deadline=None, max_examples=150)  # a busy machine has no deadline
 def test_damaged_call_is_neither_lost_nor_shown(source: str, before: str, after: str) -> None:
     raw = before + source + after
     answer = parse(raw, {"find"}, ended=True)

@@ -9,7 +9,8 @@ from jinja2 import TemplateError, TemplateSyntaxError, UndefinedError
 from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_NAMESPACE, DEFAULT_TESTS
 from markupsafe import Markup
 
-from gesso.chat import template, template_budget, template_costs
+from gesso.chat import template, template_costs
+from gesso.chat.template_budget import MAX_CHARS, WORK_LIMITS, Runaway, WorkLimits
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import CheckpointError, InputError
 from tests.tiny import tokenizer_json
@@ -89,6 +90,10 @@ RUNAWAY_CONSTANTS = {
     "many constants": "{{ 'a'|upper }}" * 60_000,
     "nested loops": "{% for a in b %}" * 50 + "{% endfor %}" * 50,
 }
+# Below the default limit, to be reached in a tenth of the time, and never by time, even on a busy machine.
+FEW_STEPS = WorkLimits(steps=100_000, seconds=PATIENCE)
+UNTIMED = WorkLimits(seconds=PATIENCE)
+STOPPED = "steps|characters|bits|tokens|digits|not available|undefined|Range too big"
 CHAT = [{"role": "user", "content": "Hello"}]
 
 
@@ -98,38 +103,41 @@ def with_template(directory: Path, source: str) -> Tokenizer:
     return Tokenizer.from_directory(directory)
 
 
+def rendered(source, limits=WORK_LIMITS, **variables):
+    return template.render(template.compiled(source, limits), variables, limits)
+
+
 @pytest.mark.parametrize("case", RUNAWAY)
-def test_runaway_template_is_stopped(tmp_path, case, monkeypatch):
-    monkeypatch.setattr(template_budget, "MAX_STEPS", template_budget.MAX_STEPS // 10)  # a tenth of the time
-    monkeypatch.setattr(template_budget, "MAX_SECONDS", PATIENCE)  # the other limits come first, even on a busy machine
-    tokenizer = with_template(tmp_path, RUNAWAY[case])
-    with bounded(), pytest.raises((InputError, CheckpointError), match="template was stopped|undefined|Range too big"):
-        tokenizer.render(CHAT)
+def test_runaway_template_is_stopped(case):
+    with bounded(), pytest.raises((Runaway, UndefinedError, OverflowError), match=STOPPED):
+        rendered(RUNAWAY[case], limits=FEW_STEPS)
 
 
 @pytest.mark.parametrize("case", RUNAWAY_CONSTANTS)
-def test_runaway_constant_is_stopped_while_it_is_compiled_or_rendered(tmp_path, case, monkeypatch):
-    monkeypatch.setattr(template_budget, "MAX_SECONDS", PATIENCE)
-    tokenizer = with_template(tmp_path, RUNAWAY_CONSTANTS[case])
-    with bounded(), pytest.raises((InputError, CheckpointError), match="template was stopped"):
-        tokenizer.render(CHAT)
+def test_runaway_constant_is_stopped_while_it_is_compiled_or_rendered(case):
+    with bounded(), pytest.raises(Runaway, match=STOPPED):
+        rendered(RUNAWAY_CONSTANTS[case], limits=UNTIMED)
 
 
-def test_compiling_has_a_time_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(template_budget, "MAX_SECONDS", 0.0)
-    with pytest.raises(CheckpointError, match="stopped while it was compiled: it takes longer than 0 s"):
-        with_template(tmp_path, "{{ messages }}").render(CHAT)
+def test_stopped_rendering_is_an_input_error_and_stopped_compilation_a_checkpoint_error(tmp_path):
+    with pytest.raises(InputError, match="the chat template was stopped: .* shorten the conversation"):
+        with_template(tmp_path, RUNAWAY["times"]).render(CHAT)
+    with pytest.raises(CheckpointError, match="chat_template.jinja: .* was stopped while it was compiled"):
+        with_template(tmp_path, RUNAWAY_CONSTANTS["odd"]).render(CHAT)
 
 
-def test_runaway_template_is_stopped_in_another_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr(template_budget, "MAX_STEPS", template_budget.MAX_STEPS // 10)
-    monkeypatch.setattr(template_budget, "MAX_SECONDS", 60)  # the limit on steps comes first, even on a busy machine
-    tokenizer, caught = with_template(tmp_path, RUNAWAY["silent nested loops"]), []
+def test_compiling_has_a_time_limit():
+    with pytest.raises(Runaway, match="it takes longer than 0 s"):
+        template.compiled("{{ messages }}", WorkLimits(seconds=0.0))
+
+
+def test_runaway_template_is_stopped_in_another_thread():
+    caught = []
 
     def render() -> None:
         try:
-            tokenizer.render(CHAT)
-        except InputError as error:
+            rendered(RUNAWAY["silent nested loops"], limits=FEW_STEPS)
+        except Runaway as error:
             caught.append(error)
 
     thread = threading.Thread(target=render)
@@ -138,20 +146,16 @@ def test_runaway_template_is_stopped_in_another_thread(tmp_path, monkeypatch):
     assert "steps" in str(caught[0])
 
 
-def test_template_is_stopped_by_time_limit(tmp_path, monkeypatch):
-    tokenizer = with_template(tmp_path, RUNAWAY["silent nested loops"])
-    assert tokenizer._template, "compiled before"
-    monkeypatch.setattr(template_budget, "MAX_SECONDS", 0.05)
-    monkeypatch.setattr(template_budget, "MAX_STEPS", 10**12)
-    with pytest.raises(InputError, match=r"longer than 0\.05 s"):
-        tokenizer.render(CHAT)
+def test_template_is_stopped_by_time_limit():
+    loops = template.compiled(RUNAWAY["silent nested loops"])
+    with pytest.raises(Runaway, match=r"longer than 0\.05 s"):
+        template.render(loops, {}, WorkLimits(seconds=0.05, steps=10**12))
 
 
-def test_each_rendering_has_its_own_budget(tmp_path, monkeypatch):
-    monkeypatch.setattr(template_budget, "MAX_STEPS", 150_000)
-    tokenizer = with_template(tmp_path, "{% for i in range(99999) %}{% endfor %}{{ messages[0].content }}")
+def test_each_rendering_has_its_own_budget():
+    loop = template.compiled("{% for i in range(99999) %}{% endfor %}{{ text }}")
     for _ in range(3):
-        assert tokenizer.render(CHAT) == "Hello"
+        assert template.render(loop, {"text": "Hello"}, WorkLimits(steps=150_000)) == "Hello"
 
 
 @pytest.mark.parametrize("source", ["(" * 10_000, "{% if x %}" * 500 + "{% endif %}" * 500, "{% for x in y %}" * 30])
@@ -204,10 +208,6 @@ def test_long_conversation_renders_within_budget(tmp_path):
 # Every filter and test of jinja2 3.1 without a cost.
 UNAVAILABLE_FILTERS = {"filesizeformat", "pprint", "striptags", "urlize", "wordwrap", "xmlattr"}
 VALUES = {str: "text", int: 7, float: 1.5, list: [1], tuple: (1,), dict: {"a": 1}, bool: True, Markup: Markup("text")}
-
-
-def rendered(source, **variables):
-    return template.render(template.compiled(source), variables)
 
 
 @pytest.mark.parametrize("kind", VALUES)
@@ -271,10 +271,9 @@ def test_every_operator_has_a_cost():
     assert set(template_costs.OPERATORS) == set(SandboxedEnvironment.default_binop_table)
 
 
-def test_lazy_elements_are_counted(monkeypatch):
-    monkeypatch.setattr(template_budget, "MAX_STEPS", 50_000)
-    with pytest.raises(template_budget.Runaway, match="steps"):
-        rendered("{{ range(99999)|map('string')|first in range(99999)|map('default') }}")
+def test_lazy_elements_are_counted():
+    with pytest.raises(Runaway, match="steps"):
+        rendered("{{ range(99999)|map('string')|first in range(99999)|map('default') }}", WorkLimits(steps=50_000))
 
 
 def test_filters_and_methods_of_published_templates_render_as_in_jinja2():
@@ -308,5 +307,5 @@ def test_filters_and_methods_of_published_templates_render_as_in_jinja2():
 def test_json_is_refused_before_its_escapes_exceed_the_limit(text, ensure_ascii):
     fitting = text * 1000
     assert template_costs.to_json(fitting, ensure_ascii=ensure_ascii) >= len(json.dumps(fitting)) - 2
-    with pytest.raises(template_budget.Runaway):
-        template_costs.to_json(text * (template_budget.MAX_CHARS // 6 + 1), ensure_ascii=ensure_ascii)
+    with pytest.raises(Runaway):
+        template_costs.to_json(text * (MAX_CHARS // 6 + 1), ensure_ascii=ensure_ascii)
