@@ -48,8 +48,14 @@ class Automaton:
     Several threads may use one automaton: a caller prepares a request while the engine runs another.
     """
 
-    def __init__(self, term: Term, limits: Limits = Limits()) -> None:  # noqa: B008 (immutable)
+    def __init__(
+        self,
+        term: Term,
+        limits: Limits = Limits(),  # noqa: B008 (immutable)
+        pausing_seconds: float = PAUSING_SECONDS,
+    ) -> None:
         self.limits = limits
+        self.pausing_seconds = pausing_seconds
         self._lock = RLock()
         self._seconds = 0.0  # of CPU time spent on rows
         self.next_SB = np.zeros((64, STAY + 1), np.int32)  # the last column keeps the state
@@ -128,7 +134,7 @@ class Automaton:
             return
         if state not in self._slow:
             try:
-                self._make(state, min(PAUSING_SECONDS, self.limits.row_seconds))
+                self._make(state, min(self.pausing_seconds, self.limits.row_seconds))
             except TookTooLong:
                 self._slow[state] = _thread().submit(self._make, state, self.limits.row_seconds)
         slow = self._slow.get(state)

@@ -41,7 +41,9 @@ class Guides:
         vocab_size: int,
         eos: frozenset[int],
         limits: Limits = Limits(),  # noqa: B008
+        cached_bytes: int = MAX_CACHED_BYTES,
     ) -> None:
+        self.cached_bytes = cached_bytes
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.eos = eos
@@ -169,7 +171,7 @@ class Guides:
         with self._lock:
             self._cached[key] = guide
             self._cached.move_to_end(key)
-            while len(self._cached) > MAX_CACHED or (len(self._cached) > 1 and self._bytes() > MAX_CACHED_BYTES):
+            while len(self._cached) > MAX_CACHED or (len(self._cached) > 1 and self._bytes() > self.cached_bytes):
                 self._cached.popitem(last=False)
         return guide
 

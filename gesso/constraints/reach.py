@@ -19,13 +19,13 @@ MAX_WORK = 1 << 28  # moves examined, of all positions up to the last pin
 class Reach:
     """One request: a text of up to `length` tokens, with `pins` at some positions, that follows a guide."""
 
-    def __init__(self, guide: Guide, pins: Mapping[int, int], length: int) -> None:
+    def __init__(self, guide: Guide, pins: Mapping[int, int], length: int, max_work: int = MAX_WORK) -> None:
         self.guide = guide
         self.pins = pins
         self.length = length
         self.last = max(pins, default=-1)  # the position of the last pin
         self.moves = guide.every_move if pins else guide.moves
-        if self.moves.next_SM.size * (self.last + 1) > MAX_WORK:
+        if self.moves.next_SM.size * (self.last + 1) > max_work:
             raise InputError(
                 f"the constraint is too large to be combined with a pin at position {self.last}; "
                 "write the pinned text into the constraint"

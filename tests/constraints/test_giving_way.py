@@ -5,21 +5,23 @@ from threading import Event, RLock
 
 import pytest
 
+from gesso.backends.torch import TorchBackend
 from gesso.constraints import budget
 from gesso.constraints.automaton import Automaton
 from gesso.constraints.budget import give_way_to_passes, going_first, holding
 from gesso.constraints.limits import Limits
 from gesso.constraints.regex import regex_term
 from gesso.engine.engine import Engine
+from tests.backends.passes import CapturesPlainly
 from tests.engine_requests import request, result
+from tests.watched import Watched
 
 
 @pytest.fixture
 def rests(monkeypatch):
-    """The rests of all threads, which take no time and are due at once."""
+    """The rests of all threads, which take no time."""
     found = []
-    monkeypatch.setattr(budget.time, "sleep", found.append)
-    monkeypatch.setattr(budget, "WORK_SECONDS", 0.0)
+    monkeypatch.setattr(budget.time, "sleep", found.append)  # to count them
     return found
 
 
@@ -60,18 +62,14 @@ def test_a_thread_that_another_waits_for_does_not_rest(rests):
 
 
 @pytest.mark.parametrize("captures", [False, True])
-def test_passes_on_a_gpu_go_first(tiny, monkeypatch, captures):
-    engine, seen = Engine(tiny.model, tiny.decode), []
-    run = engine.runner.run
+def test_passes_on_a_gpu_go_first(tiny, captures):
+    seen = []
 
-    def watched(*work):
+    def watched(pass_, *given):
         seen.append(budget._going_first)
-        engine.runner.captures = False  # there is nothing to replay on a CPU
-        found = run(*work)
-        engine.runner.captures = captures
-        return found
+        return pass_(*given)
 
-    monkeypatch.setattr(engine.runner, "run", watched)
-    engine.runner.captures = captures
-    result(engine, request(max_new_tokens=4))
+    plain = CapturesPlainly(tiny.model) if captures else TorchBackend(tiny.model)
+    backend = Watched(plain, run=watched, replay=watched)
+    result(Engine(tiny.model, tiny.decode, backend=backend), request(max_new_tokens=4))
     assert set(seen) == {int(captures)} and budget._going_first == 0

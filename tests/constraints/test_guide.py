@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 
 import gesso
 from examples.samplers.rules import Argmax
-from gesso.constraints.automaton import DEAD, START, Automaton
+from gesso.constraints.automaton import DEAD, END, START, Automaton
 from gesso.constraints.constraint import Guides
 from gesso.constraints.guide import Guide
 from gesso.constraints.limits import Limits
-from gesso.constraints.reach import Reach
 from gesso.constraints.regex import regex_term
 from gesso.constraints.words import Words
-from gesso.engine import guided
 from tests.constraints.test_schema import valid
 from tests.schemas import schemas
 
@@ -134,25 +132,45 @@ def test_choice_is_one_of_the_texts_exactly(tiny):
         assert tiny.generate("Hello", choice=[text], seed=0, **SMALL).text == text
 
 
-def test_matching_text_is_not_changed(tiny, monkeypatch):
-    """Random weights write no valid text, so this test declares every text valid."""
-    monkeypatch.setattr(Reach, "fits", lambda *_: True)
-    monkeypatch.setattr(guided, "search", lambda *_: pytest.fail("corrected a matching text"))
+class Tokens(Guide):
+    """A guide under which one sequence of tokens is valid, or with None every one: random weights write none."""
+
+    only: list[int] | None = None
+
+    def walk(self, state, tokens):
+        if self.only is None or not tokens:
+            return state
+        return END if list(tokens) == self.only else DEAD
+
+
+def valid_tokens(tiny, only):
+    guide = Tokens(Automaton(regex_term("(?s).*")), tiny.guides.words, tiny.guides.eos)
+    guide.only = only
+    return guide
+
+
+def uncorrected(drafts):
+    return not any(prediction.corrected for draft in drafts for prediction in draft.canvas.history)
+
+
+def test_matching_text_is_not_changed(tiny):
     options = {"seed": 3, "max_new_tokens": 48, **SMALL}
-    assert tiny.generate("Hello", regex="(?s).*", **options).tokens == tiny.generate("Hello", **options).tokens
+    events = list(tiny.stream("Hello", guide=valid_tokens(tiny, None), **options))
+    assert events[-1].result.tokens == tiny.generate("Hello", **options).tokens
+    assert uncorrected(event for event in events if event.kind == "draft")
 
 
-def test_constraint_that_final_text_matches_changes_nothing(tiny, monkeypatch):
-    """This test declares only the final text valid, and none of the drafts before it."""
+def test_constraint_that_final_text_matches_changes_nothing(tiny):
+    """Only the final text is valid, and none of the drafts before it."""
     options = {"seed": 3, "max_new_tokens": 16, "canvas_length": 16, "steps": 8}
     options["stopping"] = lambda history, judged_C: len(history) == 4
-    free = tiny.generate("Hello", **options)
-    drafts = [event.canvas.result_C.tolist() for event in tiny.stream("Hello", **options) if event.kind == "draft"]
+    free = list(tiny.stream("Hello", **options))
+    drafts = [event.canvas.result_C.tolist() for event in free if event.kind == "draft"]
     assert len(drafts) == 4 and drafts[-1] not in drafts[:-1]
-    monkeypatch.setattr(Reach, "fits", lambda self, position, state, tokens: tokens in ([], (), drafts[-1]))
-    monkeypatch.setattr(guided, "search", lambda *_: pytest.fail("corrected a matching text"))
-    held = tiny.generate("Hello", regex="(?s).*", **options)
-    assert (held.tokens, held.usage.denoising_steps) == (free.tokens, free.usage.denoising_steps)
+    constrained = list(tiny.stream("Hello", guide=valid_tokens(tiny, drafts[-1]), **options))
+    assert constrained[-1].result.tokens == free[-1].result.tokens
+    assert constrained[-1].result.usage.denoising_steps == free[-1].result.usage.denoising_steps
+    assert uncorrected(event for event in constrained if event.kind == "draft")
 
 
 def test_second_half_of_steps_follows_constraint(tiny):
@@ -245,9 +263,8 @@ def test_constraint_whose_states_take_too_long_is_rejected():
         automaton.walk(START, b"a" * 300)
 
 
-def test_memory_of_compiled_constraints_is_bounded(tiny, monkeypatch):
-    guides = Guides(tiny.tokenizer, tiny.config.vocab_size, frozenset([1]))
-    monkeypatch.setattr("gesso.constraints.constraint.MAX_CACHED_BYTES", 100_000)
+def test_memory_of_compiled_constraints_is_bounded(tiny):
+    guides = Guides(tiny.tokenizer, tiny.config.vocab_size, frozenset([1]), cached_bytes=100_000)
     for regex in ("a{20}", "b{20}", "c{20}", "d{90}"):
         kept = guides.guide(regex=regex)
     assert list(guides._cached.values()) == [kept]
@@ -265,9 +282,8 @@ def test_prefix_is_not_confused_with_regex(tiny):
         assert not tiny.guides.within(text, "").may_end(START)
 
 
-def test_constraint_is_compiled_once(tiny, monkeypatch):
+def test_constraint_is_compiled_once(tiny):
     first = tiny.guides.guide(regex="[a-f]{3}x")
-    monkeypatch.setattr("gesso.constraints.constraint.regex_term", lambda *_: pytest.fail("compiled again"))
     assert tiny.guides.guide(regex="[a-f]{3}x") is first
 
 

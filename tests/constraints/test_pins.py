@@ -111,17 +111,16 @@ def test_pinned_end_of_text_ends_text(tiny):
     assert len(result.text) == 5 and result.finish_reason == "stop"
 
 
-def test_constraint_too_large_for_pins_is_rejected(tiny, monkeypatch):
-    monkeypatch.setattr("gesso.constraints.reach.MAX_WORK", 1000)
+def test_constraint_too_large_for_pins_is_rejected(guide_of):
     with pytest.raises(gesso.InputError, match="too large to be combined"):
-        tiny.generate("Hello", regex="[a-z]{9,99}", pins={50: 300}, max_new_tokens=99)
+        Reach(guide_of("[a-z]{9,99}"), pins={50: 300}, length=99, max_work=1000)
 
 
-def test_tables_for_pins_count_as_memory_of_constraints(tiny, monkeypatch):
+def test_tables_for_pins_count_as_memory_of_constraints(tiny):
     guides = Guides(tiny.tokenizer, tiny.config.vocab_size, frozenset([1]))
     regexes = ["[a-z]{1,20}", "[b-z]{1,20}"]
     pair = [guides.guide(regex=regex) for regex in regexes]
-    monkeypatch.setattr("gesso.constraints.constraint.MAX_CACHED_BYTES", sum(guide.nbytes for guide in pair))
+    guides.cached_bytes = sum(guide.nbytes for guide in pair)
     assert guides.guide(regex=regexes[1]) is pair[1] and list(guides._cached.values()) == pair
     before, every = pair[1].nbytes, pair[1].every_move  # computed by the first request with pins
     assert pair[1].nbytes >= before + every.nbytes

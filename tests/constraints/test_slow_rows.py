@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from benchmarks.schemas import guides
-from gesso.constraints import automaton, terms
+from gesso.constraints import terms
 from gesso.constraints.automaton import START, Automaton
 from gesso.constraints.budget import LOCKED_SECONDS, Paused, TookTooLong, pausing
 from gesso.constraints.limits import Limits
@@ -20,12 +20,6 @@ from tools.hostile_cases import cases
 
 MOST_TERMS = 80  # made for a row before it is left to the thread, if that takes no time: time is checked every 64 terms
 SLOW = [case for case in cases(58, seed=2) if case[0] in ("several_patterns", "conditions")][:2]
-
-
-@pytest.fixture
-def no_time(monkeypatch):
-    """Leave every row to the thread as soon as the time is checked."""
-    monkeypatch.setattr(automaton, "PAUSING_SECONDS", 0.0)
 
 
 def filled(states: Automaton, state: int) -> int:
@@ -43,19 +37,21 @@ def filled(states: Automaton, state: int) -> int:
 
 
 @pytest.mark.parametrize("case", SLOW, ids=lambda case: case[0])
-def test_a_search_makes_few_terms_for_a_row_of_a_hostile_constraint(case, no_time, monkeypatch):
-    guide = guides().guide(**{case[1]: case[2]})
+def test_a_search_makes_few_terms_for_a_row_of_a_hostile_constraint(case, monkeypatch):
+    """Every row is left to the thread as soon as the time is checked."""
+    compiled = guides().guide(**{case[1]: case[2]}).automaton
+    states = Automaton(compiled.term, compiled.limits, pausing_seconds=0.0)
     made, own, count = [0], threading.get_ident(), terms.count_term
 
     def counted():
         made[-1] += threading.get_ident() == own
         count()
 
-    monkeypatch.setattr(terms, "count_term", counted)
+    monkeypatch.setattr(terms, "count_term", counted)  # the terms of each thread; the budget has their sum only
     pauses, state = 0, START
     try:
-        while state < len(guide.automaton) and state < 60:
-            pauses += filled(guide.automaton, state)
+        while state < len(states) and state < 60:
+            pauses += filled(states, state)
             made.append(0)
             state += 1
     except InputError as error:  # the thread keeps to the limits
@@ -64,22 +60,21 @@ def test_a_search_makes_few_terms_for_a_row_of_a_hostile_constraint(case, no_tim
     assert pauses and max(made) <= MOST_TERMS
 
 
-@pytest.fixture
-def all_slow(no_time, monkeypatch):
-    """Leave every row to the thread."""
-    make = Automaton._make
+class AllSlow(Automaton):
+    """An automaton that leaves every row to the thread."""
 
-    def slow(self, state, seconds):
+    def __init__(self, term, limits=Limits()):  # noqa: B008
+        super().__init__(term, limits, pausing_seconds=0.0)
+
+    def _make(self, state, seconds):
         if seconds == 0.0:
             raise TookTooLong("no time")
-        make(self, state, seconds)
-
-    monkeypatch.setattr(Automaton, "_make", slow)
+        super()._make(state, seconds)
 
 
-def test_a_row_of_the_thread_is_the_row_made_at_once(all_slow):
+def test_a_row_of_the_thread_is_the_row_made_at_once():
     term = regex_term("(a|b)*a(a|b){3}[0-9]{2,20}")
-    plain, paused = Automaton(term), Automaton(term)
+    plain, paused = Automaton(term), AllSlow(term)
     assert plain.fill_all(1000)
     state = START
     while state < len(paused):
@@ -88,8 +83,8 @@ def test_a_row_of_the_thread_is_the_row_made_at_once(all_slow):
     assert len(paused) == len(plain) and (paused.next_SB[:state] == plain.next_SB[:state]).all()
 
 
-def test_a_row_that_the_thread_refuses_is_refused_again_at_once(all_slow):
-    refused = Automaton(regex_term("[a-z]{4}x{3}"), Limits(row_terms=0))
+def test_a_row_that_the_thread_refuses_is_refused_again_at_once():
+    refused = AllSlow(regex_term("[a-z]{4}x{3}"), Limits(row_terms=0))
     for attempts in (1, 1):
         with pytest.raises(InputError, match=r"limits\.terms"):
             filled(refused, START)
