@@ -5,6 +5,7 @@ copies all of them, so as few layers as possible stream.
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -72,6 +73,7 @@ class Budget:
         self.sizes = sizes
         self.on_cpu = on_cpu
         self.vision = vision
+        self._streamed: dict[str, Counter[str]] = {}
 
     def weights(self, quantize: str, streamed: Sequence[int] = ()) -> int:
         """Return the bytes of the weights on the device, with the slots that streamed layers share."""
@@ -83,9 +85,9 @@ class Budget:
 
     def streamed(self, quantize: str, layers: Sequence[int]) -> int:
         """Return the bytes of the experts of these layers that are in host memory if the layers stream."""
-        starts = tuple(f"decoder.layers.{layer}.experts." for layer in layers)
-        experts = (size for name, size in self.sizes_of(quantize).items() if name.startswith(starts))
-        return sum(size.nbytes - size.resident for size in experts)
+        if quantize not in self._streamed:  # a search for the layers to stream asks hundreds of times
+            self._streamed[quantize] = _streamed_bytes(self.sizes_of(quantize))
+        return sum(self._streamed[quantize][str(layer)] for layer in layers)
 
     def sizes_of(self, quantize: str) -> Mapping[str, WeightSize]:
         """Return the size of every weight by its name in the model."""
@@ -203,6 +205,15 @@ class Budget:
             f"; it would fit with the experts of {len(layers)} layers in host memory, but they need "
             f"{gigabytes(self.streamed(placement.quantize, layers))} and {gigabytes(self.host)} may be used there"
         )
+
+
+def _streamed_bytes(sizes: Mapping[str, WeightSize]) -> Counter[str]:
+    """Return the bytes of the experts of each layer that are in host memory if the layer streams."""
+    streamed: Counter[str] = Counter()
+    for name, size in sizes.items():
+        if name.startswith("decoder.layers.") and ".experts." in name:
+            streamed[name.split(".")[2]] += size.nbytes - size.resident
+    return streamed
 
 
 def budget_of(

@@ -102,10 +102,7 @@ def test_only_matrices_run_at_the_rate_of_their_precision(real):
     assert bf16 - fp8 == pytest.approx(matrices / 1e15 - matrices / 2e15, rel=1e-9)
 
 
-def test_tokens_per_second_are_canvases_over_steps(real):
-    for fit in real(H200, steps=10).fits:
-        for floor in fit.floors:
-            assert floor.tokens_per_second == pytest.approx(floor.batch * 256 / (10 * floor.seconds))
+def test_half_the_steps_give_twice_the_tokens_per_second(real):
     sixteen, eight = (of(real(H200, steps=n), "fp8").floors[0] for n in (16, 8))
     assert eight.tokens_per_second == pytest.approx(2 * sixteen.tokens_per_second)
     assert eight.seconds == sixteen.seconds
@@ -173,16 +170,6 @@ def test_larger_batch_is_never_faster_per_step_or_slower_per_token(real):
                 assert large.tokens_per_second >= small.tokens_per_second * (1 - 1e-9)
 
 
-def test_floor_is_the_largest_of_memory_compute_and_copies(real):
-    for card in CARDS.values():
-        for fit in real(card).fits:
-            copied = fit.streamed.host_bytes / (card.pcie_gbs * 1e9) if fit.streamed else 0
-            for floor in fit.floors:
-                assert floor.copy_seconds == copied
-                times = {"memory": floor.memory_seconds, "compute": floor.compute_seconds, "PCIe": copied}
-                assert floor.seconds == max(times.values()) == times[floor.limit]
-
-
 def test_experts_stream_where_a_precision_does_not_fit(real):
     """Computed from the shape: a layer has 128 experts of three matrices 704 by 2816 at 4.5 bits per value."""
     layer = 128 * 3 * 704 * 2816 * 4.5 / 8
@@ -214,19 +201,6 @@ def test_precision_not_in_hardware_computes_at_the_rate_of_bf16(real):
         "rtx-5060", "rtx-5070-ti", "rtx-5080", "rtx-5090", "rtx-pro-6000", "dgx-spark", "dgx-station", "b200",
     }  # fmt: skip
     assert {name for name, card in CARDS.items() if not card.has("fp8")} == {"rtx-3060", "rtx-3090", "a100"}
-
-
-def test_floors_cover_exactly_the_batches_that_fit(real):
-    for card in CARDS.values():
-        for fit in real(card).fits:
-            room = fit.rooms[0]
-            free = fit.free_bytes + workspace(1)
-            possible = [batch for batch in BATCHES if workspace(batch) + batch * room.sequence_bytes <= free]
-            assert [floor.batch for floor in fit.floors] == possible
-            for room in fit.rooms:
-                fits, more = room.sequences, room.sequences + 1
-                assert not fits or workspace(fits) + fits * room.sequence_bytes <= free
-                assert workspace(more) + more * room.sequence_bytes > free
 
 
 # --- recommendation -----------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ def offline(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("the network was used")
 
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    for target, name in ((socket.socket, "connect"), (socket, "getaddrinfo")):
+        monkeypatch.setattr(target, name, refuse)
 
 
 def first_line(capsys, *arguments):
@@ -41,7 +41,7 @@ def test_the_verdict_names_what_the_alias_chooses_on_the_card(name, capsys, monk
     """The alias is asked as `gesso chat` asks it, on a machine whose GPU has the memory of the card."""
     card = CARDS[name]
     empty = DeviceMemory(total=card.driver_mib * 2**20, free=card.usable_bytes, device="cuda")
-    monkeypatch.setattr(loading, "memory_of", lambda device: empty)
+    monkeypatch.setattr(loading, "memory_of", lambda device: empty)  # no machine has all these cards
     choice = loading.choose_checkpoint(torch.device("cpu"), SHARE, None)
     (source,) = (name for name, published in SOURCES.items() if published.name == choice.name)
     of_alias, of_shape = (first_line(capsys, name, "--gpu", card.name) for name in NAMES)

@@ -1,5 +1,6 @@
 """The precision that `quantize="auto"` chooses, and models that do not fit."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,13 +8,12 @@ import pytest
 import torch
 
 import gesso
-from gesso import loading
 from gesso.cards.named import CARDS
+from gesso.cards.running import playing
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.source import CheckpointSource
 from gesso.checkpoint.vision import vision_bytes
 from gesso.errors import DoesNotFitError, InputError
-from gesso.memory import device
 from gesso.memory.budget import CONTEXT, HOST_RESERVE, PRECISIONS_CPU, Budget, Placement, choose_placement, spread
 from gesso.memory.device import DeviceMemory, memory_of, read_memory
 from gesso.model.config import Config
@@ -71,24 +71,22 @@ def test_unknown_quantization_and_share_are_rejected() -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS_CPU)
-def test_load_with_auto_packs_the_weights_only_as_far_as_needed(
-    tiny_directory: Path, monkeypatch: pytest.MonkeyPatch, precision: str
-) -> None:
+def test_load_with_auto_packs_the_weights_only_as_far_as_needed(tiny_directory: Path, precision: str) -> None:
     budget = Budget(Config.from_directory(tiny_directory), 0, 4, 256, on_cpu=True)
     size = budget.weights(precision) + budget.workspace(1) + budget.sequence(CONTEXT)
-    monkeypatch.setattr(loading, "memory_of", lambda _: DeviceMemory(size, size, "cpu"))
-    model = gesso.load(tiny_directory, quantize="auto", memory=1.0, max_batch=1)
+    model = gesso.load(tiny_directory, quantize="auto", memory=f"{size / 1000}kB", max_batch=1)
     assert (model.config.quantization or "none") == precision
 
 
-def test_memory_that_torch_has_reserved_and_not_used_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"mem_get_info": (10, 80), "memory_reserved": 60, "memory_allocated": 20}.items():
-        monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
-    monkeypatch.setattr(device, "host_memory", lambda: (9, 7))
-    monkeypatch.setattr(device, "card_of", lambda _: CARDS["h200"])
-    memory = memory_of(torch.device("cuda"))
-    assert memory == DeviceMemory(80, 50, "cuda", host=7)
-    assert memory_of(torch.device("cuda"), ours=True) == replace(memory, free=70)
+def test_memory_that_torch_has_reserved_and_not_used_is_free(
+    driver: Callable[..., object], host: Callable[[int, int], None]
+) -> None:
+    driver(free=10, total=80, reserved=60, allocated=20)
+    host(9, 7)
+    with playing(CARDS["h200"]):
+        memory = memory_of(torch.device("cuda"))
+        assert memory == DeviceMemory(80, 50, "cuda", host=7)
+        assert memory_of(torch.device("cuda"), ours=True) == replace(memory, free=70)
     assert memory.budget(0.5) == 40 and memory.budget(0.9) == 50
 
 

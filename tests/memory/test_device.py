@@ -1,12 +1,12 @@
 """GPU memory of a process, as `nvidia-smi` lists it, and its limit."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gesso.cards.named import CARDS
+from gesso.cards.running import playing
 from gesso.loading import choose_checkpoint
 from gesso.memory import device
 from gesso.memory.device import (
@@ -29,8 +29,6 @@ SECOND = "second-uuid"  # of that GPU
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
     """Put a program of this name and output on the path."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30 << 30, 40 << 30))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=SECOND))
 
     def write(output: str) -> None:
         program = tmp_path / "nvidia-smi"
@@ -41,59 +39,52 @@ def nvidia_smi(tmp_path, monkeypatch):
     return write
 
 
-def test_memory_of_other_processes_and_on_other_gpus_does_not_count(nvidia_smi):
+@pytest.fixture
+def second(driver):
+    """The driver of a GPU of 40 GiB, 10 of which are in use; torch's allocator holds 100 MiB."""
+    return driver(free=30 << 30, total=40 << 30, reserved=100 << 20, peak=250 << 20, uuid=SECOND)
+
+
+def test_memory_of_other_processes_and_on_other_gpus_does_not_count(nvidia_smi, second):
     pid = os.getpid()
     nvidia_smi(f"GPU-first, {pid}, 9000\\nGPU-{SECOND}, 1, 700\\nGPU-{SECOND}, {pid}, 300\\nGPU-third, {pid}, 8000\\n")
     assert process_memory(GPU) == 300 << 20
 
 
 @pytest.mark.parametrize("output", ["", f"GPU-{SECOND}, 1, 700\\n", f"GPU-{SECOND}, OURS, [N/A]\\n", "no devices\\n"])
-def test_all_memory_counts_if_the_driver_does_not_tell_processes_apart(nvidia_smi, output):
+def test_all_memory_counts_if_the_driver_does_not_tell_processes_apart(nvidia_smi, second, output):
     nvidia_smi(output.replace("OURS", str(os.getpid())))  # the name of a test must not depend on the process
     assert process_memory(GPU) == 10 << 30
 
 
-@pytest.fixture
-def fractions(monkeypatch):
-    """Return the limits that torch's allocator is given, and let it hold 100 MiB."""
-    given = []
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 100 << 20)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *limit: given.append(limit))
-    return given
-
-
-def test_a_limit_is_that_of_the_process_with_its_context_and_kernels(nvidia_smi, fractions):
+def test_a_limit_is_that_of_the_process_with_its_context_and_kernels(nvidia_smi, second):
     nvidia_smi(f"GPU-{SECOND}, {os.getpid()}, 800\\n")
     keep_within(GPU, 20 << 30)
     nvidia_smi(f"GPU-{SECOND}, {os.getpid()}, 900\\n")  # kernels were loaded
     keep_within(GPU, 20 << 30)
-    assert fractions == [(((20 << 10) - outside) / (40 << 10), 1) for outside in (700, 800)]
+    assert second.calls == [(((20 << 10) - outside) / (40 << 10), 1) for outside in (700, 800)]
 
 
-def test_a_limit_has_an_estimate_of_the_context_if_the_driver_does_not_tell_processes_apart(nvidia_smi, fractions):
+def test_a_limit_has_an_estimate_of_the_context_if_the_driver_does_not_tell_processes_apart(nvidia_smi, second):
     nvidia_smi("")
     keep_within(GPU, 20 << 30)
-    assert fractions == [(((20 << 30) - CONTEXT_BYTES) / (40 << 30), 1)]
+    assert second.calls == [(((20 << 30) - CONTEXT_BYTES) / (40 << 30), 1)]
 
 
-def test_a_limit_below_the_context_leaves_nothing(nvidia_smi, fractions):
+def test_a_limit_below_the_context_leaves_nothing(nvidia_smi, second):
     nvidia_smi(f"GPU-{SECOND}, {os.getpid()}, 800\\n")
     keep_within(GPU, 1 << 20)
-    assert fractions == [(0.0, 1)]
+    assert second.calls == ["cache", (0.0, 1)], "memory that torch has reserved is freed first"
 
 
-def test_the_peak_counts_context_and_kernels_as_measured(nvidia_smi, fractions, monkeypatch):
-    restarted = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: restarted.append("cache"))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", restarted.append)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 250 << 20)
+def test_the_peak_counts_context_and_kernels_as_measured(nvidia_smi, second):
     nvidia_smi(f"GPU-{SECOND}, {os.getpid()}, 800\\n")  # 100 of them are torch's
     restart_peak(GPU)
-    assert restarted == ["cache", GPU]
+    assert second.calls == ["cache", GPU]
     assert peak_bytes(GPU) == (250 + 700) << 20
 
 
-def test_memory_of_the_process_is_resident_memory_on_a_cpu_and_that_of_torch_on_a_gpu(fractions):
+def test_memory_of_the_process_is_resident_memory_on_a_cpu_and_that_of_torch_on_a_gpu(second):
     assert used_bytes(GPU) == 100 << 20
     assert 10**7 < used_bytes(torch.device("cpu")) <= resident_bytes()[1]
 
@@ -102,24 +93,17 @@ GB = 10**9
 
 
 @pytest.fixture
-def unified(monkeypatch):
-    """Fake a DGX Spark on which nothing runs. Return a function that lets files fill the page cache."""
-    monkeypatch.setattr(device, "card_of", lambda where: CARDS["dgx-spark"])
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda where: 0)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda where: 0)
-    monkeypatch.setattr(device, "host_memory", lambda: (128 * GB, 103 * GB))
-
-    def fill(cached: int) -> None:
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (103 * GB - cached, 128 * GB))
-
-    fill(0)
-    return fill
+def unified(driver, host):
+    """A DGX Spark on which nothing runs."""
+    host(128 * GB, 103 * GB)
+    with playing(CARDS["dgx-spark"]):
+        yield driver(free=103 * GB, total=128 * GB)
 
 
 def test_the_page_cache_of_a_unified_memory_is_free(unified):
     """A download of 62 GB once left 41 of 103 GB by the count of the driver."""
     before = memory_of(GPU)
-    unified(62 * GB)
+    unified.free -= 62 * GB
     assert memory_of(GPU) == before == DeviceMemory(128 * GB, 103 * GB, "cuda")
 
 
@@ -129,16 +113,17 @@ def test_experts_do_not_stream_from_a_unified_memory(unified):
 
 def test_the_alias_chooses_the_same_before_and_after_its_download(unified):
     before = choose_checkpoint(GPU, SHARE, None)
-    unified(62 * GB)
+    unified.free -= 62 * GB
     assert choose_checkpoint(GPU, SHARE, None) == before
     assert before.quantize == "fp8" and "google" in before.name
 
 
-def test_a_gpu_with_memory_of_its_own_counts_as_its_driver_does(unified, monkeypatch):
+def test_a_gpu_with_memory_of_its_own_counts_as_its_driver_does(driver, host):
     """A GB300 is next to a CPU with more memory, and has its own."""
-    monkeypatch.setattr(device, "card_of", lambda where: CARDS["dgx-station"])
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (260 * GB, 269 * GB))
-    assert memory_of(GPU) == DeviceMemory(269 * GB, 260 * GB, "cuda", 103 * GB)
+    host(128 * GB, 103 * GB)
+    driver(free=260 * GB, total=269 * GB)
+    with playing(CARDS["dgx-station"]):
+        assert memory_of(GPU) == DeviceMemory(269 * GB, 260 * GB, "cuda", 103 * GB)
 
 
 def test_resident_memory_is_the_peak_where_the_system_has_no_status_file(tmp_path):
