@@ -40,6 +40,7 @@ class TorchBackend:
 
     captures = False
     counts = Counts()
+    chunk_bytes = CHUNK_BYTES
 
     def __init__(self, model: DiffusionGemma) -> None:
         self.model = model
@@ -90,7 +91,7 @@ class TorchBackend:
         soft: bool = True,
         likely: bool = False,
     ) -> Prediction:
-        rows = max(1, CHUNK_BYTES // (4 * self.model.config.vocab_size))
+        rows = max(1, self.chunk_bytes // (4 * self.model.config.vocab_size))
         predictions = []
         given = hidden_TH, temperature_T, key_T2
         for segment in zip(*(tensor.split(list(lengths)) for tensor in given), strict=True):

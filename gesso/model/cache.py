@@ -22,8 +22,11 @@ SPARE = 64  # tokens that a ring holds beyond the window
 class LayerKV:
     """One layer. `k[row]` and `v[row]` are [L, M, D]."""
 
-    def __init__(self, shape: LayerShape, window: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: LayerShape, window: int, device: torch.device, dtype: torch.dtype, spare: int = SPARE
+    ) -> None:
         self.window = window if shape.sliding else None
+        self.spare = spare
         self._empty_LMD = torch.zeros(0, shape.kv_heads, shape.head_dim, device=device, dtype=dtype)
         self.k: list[Tensor] = []
         self.v: list[Tensor] = []
@@ -32,7 +35,7 @@ class LayerKV:
     @property
     def most(self) -> int:
         """Upper bound of the tokens that a row holds."""
-        return sys.maxsize if self.window is None else self.window - 1 + SPARE
+        return sys.maxsize if self.window is None else self.window - 1 + self.spare
 
     def read(self, row: int, length: int) -> tuple[Tensor, Tensor]:
         if self.window is None:
@@ -80,13 +83,20 @@ class KVCache:
     """`lengths[row]` tokens are committed in each row, which has room for `capacities[row]`."""
 
     def __init__(
-        self, config: Config, batch_size: int, max_length: int, device: torch.device, dtype: torch.dtype
+        self,
+        config: Config,
+        batch_size: int,
+        max_length: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        spare: int = SPARE,
     ) -> None:
-        self.layers = [LayerKV(shape, config.sliding_window, device, dtype) for shape in config.layers]
+        self.layers = [LayerKV(shape, config.sliding_window, device, dtype, spare) for shape in config.layers]
+        self.spare = spare
         self.device = device
         self.version = 0  # increases whenever the tensors of a row are replaced
         self.rings = [layer for layer in self.layers if layer.window is not None]
-        self.ring = config.sliding_window - 1 + SPARE  # tokens that a full ring holds
+        self.ring = config.sliding_window - 1 + spare  # tokens that a full ring holds
         self.lengths: list[int] = []
         self.capacities: list[int] = []
         self.reached: list[int] = []  # tokens up to which rings were written, before the row was last cut
@@ -130,7 +140,7 @@ class KVCache:
         the state at that length was saved.
         """
         oldest = self._reach(row) - self.ring  # earlier tokens have been overwritten
-        intact = not self.rings or oldest <= max(0, length - (self.ring - SPARE))
+        intact = not self.rings or oldest <= max(0, length - (self.ring - self.spare))
         return length in (0, self.lengths[row], self.saved[row][0]) or intact
 
     def cut(self, row: int, length: int) -> None:

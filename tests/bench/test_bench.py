@@ -4,6 +4,7 @@ import importlib.util
 import json
 from dataclasses import replace
 from io import StringIO
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from examples.samplers.rules import Credit
 from gesso.bench import model as generation
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.streamed import streamed
-from gesso.engine.engine import Engine
 from gesso.errors import InputError
 from gesso.memory.weights import token_bytes
 from tests.bench.tiny_shape import TINY
@@ -31,18 +31,21 @@ def test_generation_is_measured_and_plotted(main, tiny_directory, tmp_path):
     assert "times the floor" in shown.getvalue() and "autoregressive" in shown.getvalue()
 
 
-def test_the_sampler_of_a_measurement_is_chosen_by_name(main, tiny_directory, monkeypatch):
-    submitted = set()
+class Noted(Credit):
+    """A sampler that notes the lengths of the canvases that it is applied to."""
 
-    def submit(engine, request, real=Engine.submit):
-        submitted.add(request.diffusion.sampler)
-        return real(engine, request)
+    lengths: ClassVar[set[int]] = set()
 
-    monkeypatch.setattr(Engine, "submit", submit)
-    rule = ("--sampler", "examples.samplers.rules:Credit")
+    def __call__(self, canvas_C, prediction, moment):
+        self.lengths.add(len(canvas_C))
+        return super().__call__(canvas_C, prediction, moment)
+
+
+def test_the_sampler_of_a_measurement_is_chosen_by_name(main, tiny_directory):
+    rule = ("--sampler", "tests.bench.test_bench:Noted")
     small = ("-m", str(tiny_directory), "--device", "cpu", "--batches", "1", "--prompt", "9", *rule)
-    assert json.loads(main("bench", *small, "--new", "4", "--json").out)["sampler"] == "Credit"
-    assert submitted == {Credit(), "entropy-bound"}, "prompts are read with the default"
+    assert json.loads(main("bench", *small, "--new", "4", "--json").out)["sampler"] == "Noted"
+    assert 4 in Noted.lengths and 1 not in Noted.lengths, "prompts are read with the default"
 
 
 @pytest.mark.parametrize("sampler", ["gibbs", "autoregressive"])
@@ -53,7 +56,7 @@ def test_a_sampler_without_canvases_is_rejected_before_loading(main, sampler):
 
 def test_a_large_model_on_a_cpu_is_measured_token_by_token_and_by_canvas_length(main, monkeypatch):
     monkeypatch.setitem(random_weights.SHAPES, "26b-a4b", TINY | {"moe_intermediate_size": 32})
-    monkeypatch.setattr(generation, "LEAST_BYTES", 1)
+    monkeypatch.setattr(generation, "LEAST_BYTES", 1)  # every model of a test is smaller than those it is for
     asked = ("-m", "random:26b-a4b", "--quantize", "int4", "--device", "cpu", "--prompt", "9", "--new", "5")
     found = json.loads(main("bench", *asked, "--json").out)
     assert found["quantized"] == "int4" and 0 < found["GB_per_token"] < found["weights_GB"]

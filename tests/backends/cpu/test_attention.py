@@ -4,7 +4,6 @@ import pytest
 import torch
 
 pytest.importorskip("numba")
-import gesso.model.cache  # noqa: E402
 from gesso.backends.cpu.attention import attend  # noqa: E402
 from gesso.model.attention import attend_with_cache  # noqa: E402
 from gesso.model.cache import LayerKV  # noqa: E402
@@ -18,7 +17,7 @@ def shape(request) -> LayerShape:
 
 
 def caches(shape: LayerShape, window: int) -> list[LayerKV]:
-    made = [LayerKV(shape, window, torch.device("cpu"), torch.float32) for _ in range(2)]
+    made = [LayerKV(shape, window, torch.device("cpu"), torch.float32, spare=3) for _ in range(2)]
     for cache in made:
         cache.add_row()
         cache.grow(0, 64)
@@ -27,9 +26,8 @@ def caches(shape: LayerShape, window: int) -> list[LayerKV]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("group", [1, 4])
-def test_attention_of_one_token_matches_the_plain_attention_at_every_position(shape, group, monkeypatch):
+def test_attention_of_one_token_matches_the_plain_attention_at_every_position(shape, group):
     torch.manual_seed(0)
-    monkeypatch.setattr(gesso.model.cache, "SPARE", 3)
     plain, fast = caches(shape, window=20)  # rings have 22 places, of which a token sees 19: they wrap twice
     heads, size = shape.kv_heads, shape.head_dim
     for position in range(50):

@@ -22,7 +22,7 @@ IS_X86 = platform.machine() in ("x86_64", "AMD64")
     ids=["avx2", "none"],
 )
 def test_products_of_bytes_are_exact_with_the_instructions_of_other_processors(features, monkeypatch):
-    monkeypatch.setattr(dots, "features", lambda context: features)
+    monkeypatch.setattr(dots, "features", lambda context: features)  # those of another processor
 
     @numba.njit
     def multiply(start, nibbles, codes, signed, out):

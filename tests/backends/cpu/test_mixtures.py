@@ -31,7 +31,7 @@ def test_only_rows_with_some_weight_are_unpacked(monkeypatch):
     def run(kernel, matrix, index, rows, out, threads):
         unpacked.append(rows)
 
-    monkeypatch.setattr(mixtures.threads, "run", run)
+    monkeypatch.setattr(mixtures.threads, "run", run)  # the result does not tell which rows were unpacked
     weight_TV = torch.full((3, 500), 2.0**-50)
     weight_TV[0, 17], weight_TV[1, 400], weight_TV[2, 17] = 1.0, -0.5, 2.0**-30
     mixtures.mixture(PackedMatrix.of(packed("int4", 500, 64)), weight_TV)

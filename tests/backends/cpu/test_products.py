@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 pytest.importorskip("numba")
-from gesso.backends.cpu import threads  # noqa: E402
 from gesso.backends.cpu.formats import KERNELS, for_cpu  # noqa: E402
 from gesso.backends.cpu.products import MANY, PackedMatrix, Pairs  # noqa: E402
 from gesso.checkpoint.quantize.formats import FORMATS  # noqa: E402
@@ -86,11 +85,10 @@ def test_threads_do_not_change_a_bit(format, rows):
     assert torch.equal(one, two)
 
 
-def test_without_the_threads_of_torch_kernels_have_their_own(monkeypatch):
+def test_without_the_threads_of_torch_kernels_have_their_own(own_threads):
     matrix, x_TI = PackedMatrix.of(packed("int4", 200, 160)), torch.randn(20, 160)
     one = matrix(x_TI)
-    monkeypatch.setattr(threads, "_parallel", lambda: None)
-    monkeypatch.setattr(threads, "count", lambda parts: 3)
+    own_threads(3)
     assert torch.equal(matrix(x_TI), one)
 
 

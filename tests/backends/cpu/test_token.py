@@ -5,27 +5,26 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("numba")
-import gesso.model.cache  # noqa: E402
 from gesso.backends.base import Backend, Piece  # noqa: E402
-from gesso.backends.cpu import CpuBackend, threads  # noqa: E402
+from gesso.backends.cpu import CpuBackend  # noqa: E402
 from gesso.backends.torch import TorchBackend  # noqa: E402
 from gesso.checkpoint.parameters import assign  # noqa: E402
 from gesso.checkpoint.quantize.formats import FORMATS  # noqa: E402
+from gesso.model.cache import KVCache  # noqa: E402
 from gesso.model.transformer import DiffusionGemma  # noqa: E402
 from tests.backends.cpu.test_backend import make  # noqa: E402
 
 TOKENS = 10
 
 
-@pytest.fixture(autouse=True)
-def short_rings(monkeypatch):
-    """Rings have 5 places, of which a token sees 3: they wrap."""
-    monkeypatch.setattr(gesso.model.cache, "SPARE", 2)
+def short_rings(model: DiffusionGemma, rows: int, tokens: int) -> KVCache:
+    """Return a cache whose rings have 5 places, of which a token sees 3: they wrap."""
+    return KVCache(model.config, rows, tokens, model.device, model.dtype, spare=2)
 
 
 def by_token(backend: Backend, rows: tuple[int, ...] = (0,)) -> list[Tensor]:
     """Return the hidden states of a text that is read token by token, in these rows at once."""
-    cache, found = backend.model.new_cache(max(rows) + 1, TOKENS), []
+    cache, found = short_rings(backend.model, max(rows) + 1, TOKENS), []
     for position in range(TOKENS):
         ids = [torch.tensor([(position * 7 + row * 13) % 128]) for row in rows]
         found += backend.run([Piece(row, each, causal=True) for row, each in zip(rows, ids, strict=True)], cache)
@@ -62,7 +61,7 @@ def test_a_token_has_the_hidden_state_of_the_operations_one_by_one(format):
 def test_tokens_fill_the_cache_as_the_operations_one_by_one_do():
     caches = []
     for backend in (CpuBackend(make()), unfused(make())):
-        cache = backend.model.new_cache(1, 32)
+        cache = short_rings(backend.model, 1, 32)
         for length in (5, 1, 1, 4, 1):
             backend.run([Piece(0, torch.arange(length), causal=True)], cache)
         assert cache.lengths == [12]
@@ -72,13 +71,11 @@ def test_tokens_fill_the_cache_as_the_operations_one_by_one_do():
         torch.testing.assert_close(layer.v[0], expected.v[0], rtol=1e-3, atol=1e-4)
 
 
-def test_a_token_has_the_same_bits_beside_others_and_with_any_number_of_threads(monkeypatch):
+def test_a_token_has_the_same_bits_beside_others_and_with_any_number_of_threads(own_threads):
     backend = CpuBackend(make())
     together, alone = by_token(backend, (0, 1)), by_token(backend)
     assert all(torch.equal(a, b) for a, b in zip(together[::2], alone, strict=True))
-    monkeypatch.setattr(threads, "count", lambda parts: 5)  # more than cores
-    assert all(torch.equal(a, b) for a, b in zip(by_token(backend), alone, strict=True))
-    monkeypatch.setattr(threads, "_parallel", lambda: None)
+    own_threads(5)  # more than cores
     assert all(torch.equal(a, b) for a, b in zip(by_token(backend), alone, strict=True))
 
 

@@ -222,7 +222,7 @@ def test_after_a_failed_update_the_bank_is_rebuilt_and_no_captured_pass_stays(mo
             raise torch.OutOfMemoryError
         return original(self, *given)
 
-    monkeypatch.setattr(Site, fails, failing)
+    monkeypatch.setattr(Site, fails, failing)  # as if the memory of the card were full
     with pytest.raises(torch.OutOfMemoryError):
         backend.adapters_changed()
     remove(model, "second")

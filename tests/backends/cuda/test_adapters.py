@@ -93,7 +93,7 @@ def tokens_of(count: int, width: int) -> torch.Tensor:
 @pytest.mark.parametrize("format", [None, "fp8"])
 def test_dense_products_have_the_adapter_of_each_token(format, monkeypatch):
     """The width is split into parts, one matrix of three has no second adapter, and no matrix fills its tiles."""
-    monkeypatch.setattr(shrink, "WHOLE", 64)
+    monkeypatch.setattr(shrink, "WHOLE", 64)  # 1,024 inputs in parts take the interpreter seconds
     width, x_TI = 160, tokens_of(19, 160)
     modules = [
         make_linear(width, size, i, format, names)
@@ -150,7 +150,7 @@ def test_gated_and_split_products_have_the_adapter_of_each_token(format, monkeyp
     for part in parts.sums_PTO[1:]:
         found = found + part
     assert apart(found.to(DTYPE).float(), by_adapter(out, lambda: out(x_TI), 19)) < (EXACT if format is None else 0.1)
-    monkeypatch.setattr(kernels, "UNREDUCED_TOKENS", 4)
+    monkeypatch.setattr(kernels, "UNREDUCED_TOKENS", 4)  # the same tokens, reduced
     assert torch.equal(linear.linear_split_k(x_TI, matrix(out, adapters), [19]), found.to(DTYPE))
 
 

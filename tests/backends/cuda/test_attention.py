@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-import gesso.model.cache
 from gesso.cards.running import card_of
 from gesso.model.attention import attend_with_cache
 from gesso.model.cache import LayerKV
@@ -44,10 +43,13 @@ def numbers(*shape, dtype):
 
 
 def cache_of(lengths, window=None, spare=64, dtype=torch.float32, dim=D):
-    """Return a layer's cache whose rows hold `lengths` random tokens."""
+    """Return a layer's cache whose rows hold `lengths` random tokens.
+
+    Rings hold three tokens more than the window, so that they wrap soon.
+    """
     rope = Rope(theta=1e4, fraction=1.0, proportional=False)
     shape = LayerShape(sliding=window is not None, head_dim=dim, kv_heads=M, rope=rope)
-    cache = LayerKV(shape, window or 0, DEVICE, dtype)
+    cache = LayerKV(shape, window or 0, DEVICE, dtype, spare=3)
     for row, length in enumerate(lengths):
         cache.add_row()
         cache.grow(row, length + spare)
@@ -82,12 +84,6 @@ def assert_same(segments, cache, groups=2, shape=SMALL, tolerance=2e-6, **kinds)
     for row in range(len(cache.k)):
         assert torch.equal(our_cache.k[row], plain_cache.k[row])
         assert torch.equal(our_cache.v[row], plain_cache.v[row])
-
-
-@pytest.fixture(autouse=True)
-def short_rings(monkeypatch):
-    """Rings hold three tokens more than the window, so that they wrap soon."""
-    monkeypatch.setattr(gesso.model.cache, "SPARE", 3)
 
 
 @pytest.mark.parametrize("causal, window, groups", [(TEXT, 24, 1), (CANVAS, None, 2), (CANVAS, 24, 8)])
@@ -252,7 +248,7 @@ def test_unwritten_output_of_an_empty_split_is_not_read(monkeypatch):
     def unset(like, *shape, **kinds):
         return new_empty(like, *shape, **kinds).fill_(torch.nan if like.is_floating_point() else 0)
 
-    monkeypatch.setattr(torch.Tensor, "new_empty", unset)
+    monkeypatch.setattr(torch.Tensor, "new_empty", unset)  # memory that torch reuses is rarely NaN
     ours = kernel.attention(*qkv, table, replace(SMALL, splits=4))
     torch.testing.assert_close(ours, plain(*qkv, cache, segments), atol=2e-6, rtol=2e-6)
 

@@ -154,6 +154,6 @@ def test_int4_kernels_for_hopper_match_those_in_triton_to_the_bit(tokens, monkey
     hopper = kernel._hopper(x_TH, tokens, gate_up, None)
     assert hopper is not None and hopper.fits(x_TH, gate_up)
     found = both()
-    monkeypatch.setattr(kernel, "gluon_kernels", lambda name: None)
+    monkeypatch.setattr(kernel, "gluon_kernels", lambda name: None)  # the card has them
     for each, expected in zip(found, both(), strict=True):
         assert torch.equal(each, expected)

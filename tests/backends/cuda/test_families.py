@@ -28,8 +28,9 @@ from triton.runtime.errors import OutOfResources, PTXASError  # noqa: E402
 from gesso.backends.base import Piece  # noqa: E402
 from gesso.backends.cuda import CudaBackend, _check_repeatable  # noqa: E402
 from gesso.backends.cuda.families import FAMILIES, KernelError, Kernels, is_of_kernel, launching  # noqa: E402
-from gesso.backends.cuda.kernels import attention, experts, gluon_kernels, linear, rows, vocab  # noqa: E402
+from gesso.backends.cuda.kernels import attention, experts, linear, rows, vocab  # noqa: E402
 from gesso.backends.torch import TorchBackend  # noqa: E402
+from tests.backends.cuda.gluon_imports import first_imports  # noqa: E402
 from tests.backends.cuda.test_model import TEXT  # noqa: E402
 
 # One kernel of each family, and the way in which it fails.
@@ -58,14 +59,14 @@ class Broken:
 
 def break_family(monkeypatch, family: str, error: Exception | None = None) -> None:
     module, kernel, usual = BROKEN[family]
-    monkeypatch.setattr(module, kernel, Broken(error or usual))
+    monkeypatch.setattr(module, kernel, Broken(error or usual))  # every kernel works in the interpreter
 
 
 @pytest.fixture(autouse=True)
-def no_gluon_module_is_imported(monkeypatch):
+def no_gluon_module_is_imported():
     """As on a card without Gluon kernels, although other tests of the process may have let an H100 run."""
-    monkeypatch.setattr(gluon_kernels, "_modules", {})
-    monkeypatch.setattr(gluon_kernels, "_failures", {})
+    with first_imports():
+        yield
 
 
 @pytest.fixture(scope="module")

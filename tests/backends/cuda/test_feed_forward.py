@@ -14,6 +14,8 @@ from gesso.backends.cuda.kernels.experts import Matrices  # noqa: E402
 from gesso.backends.cuda.kernels.feed_forward import ROWS  # noqa: E402
 from gesso.backends.cuda.kernels.feed_forward_parts import FeedForward  # noqa: E402
 from gesso.backends.cuda.kernels.linear import FP8, Matrix  # noqa: E402
+from gesso.cards.named import CARDS  # noqa: E402
+from gesso.cards.running import playing  # noqa: E402
 
 HIDDEN, WIDTH, DENSE = 2816, 704, 2112
 
@@ -83,14 +85,14 @@ def weights_of(dtype=FP8, width=WIDTH, dense_dtype=FP8) -> FeedForward:
     )
 
 
-def test_launch_applies_to_few_tokens_with_fp8_weights(monkeypatch):
+def test_launch_applies_to_few_tokens_with_fp8_weights():
     def rows(tokens):
         return Fp8Rows(torch.empty(tokens, 256, dtype=FP8), torch.empty(tokens), torch.bfloat16)
 
     assert not feed_forward.applies(rows(8), weights_of())  # no Hopper GPU
-    monkeypatch.setattr(feed_forward, "_has_kernel", lambda device: True)
-    assert feed_forward.applies(rows(feed_forward.MOST_TOKENS), weights_of())
-    assert not feed_forward.applies(rows(feed_forward.MOST_TOKENS + 1), weights_of())
-    assert not feed_forward.applies(rows(8), weights_of(width=80))
-    assert not feed_forward.applies(rows(8), weights_of(dense_dtype=torch.bfloat16))
-    assert not feed_forward.applies(torch.empty(8, 256), weights_of(torch.float32, dense_dtype=torch.float32))
+    with playing(CARDS["h200"]):
+        assert feed_forward.applies(rows(feed_forward.MOST_TOKENS), weights_of())
+        assert not feed_forward.applies(rows(feed_forward.MOST_TOKENS + 1), weights_of())
+        assert not feed_forward.applies(rows(8), weights_of(width=80))
+        assert not feed_forward.applies(rows(8), weights_of(dense_dtype=torch.bfloat16))
+        assert not feed_forward.applies(torch.empty(8, 256), weights_of(torch.float32, dense_dtype=torch.float32))

@@ -13,18 +13,17 @@ import gesso  # noqa: E402
 from gesso.backends.cuda.kernels import attention_tiles, feed_forward  # noqa: E402
 from gesso.cards.named import CARDS  # noqa: E402
 from gesso.cards.running import playing  # noqa: E402
+from tests.backends.cuda.gluon_imports import first_imports  # noqa: E402
 
 CUDA = torch.device("cuda")
 GLUON = ("attention_hopper", "experts_int4_hopper", "feed_forward_hopper", "gluon_names", "int4_hopper")
 
 
 @pytest.fixture
-def h100(monkeypatch):
+def h100():
     """Let the running card be an H100, and every import be the first."""
     attention_tiles.tiles.cache_clear()
-    monkeypatch.setattr(gluon, "_modules", {})
-    monkeypatch.setattr(gluon, "_failures", {})
-    with playing(CARDS["h100"]):
+    with playing(CARDS["h100"]), first_imports():
         yield CARDS["h100"]
     attention_tiles.tiles.cache_clear()
 
@@ -53,11 +52,11 @@ def test_a_kernel_that_does_not_compile_switches_off_the_gluon_kernels_of_its_fa
     assert len(caplog.messages) == 1 and "CompilationError: removed" in caplog.messages[0]
 
 
-def test_no_other_card_imports_gluon(monkeypatch):
-    monkeypatch.setattr(gluon, "gluon_kernels", lambda name: pytest.fail(f"imported {name}"))
-    with playing(CARDS["rtx-5090"]):
+def test_no_other_card_imports_gluon():
+    with playing(CARDS["rtx-5090"]), first_imports() as imported:
         assert gluon.missing_kernels(CUDA) == []
         assert not attention_tiles.tiles(256, torch.bfloat16, CARDS["rtx-5090"]).roles
+        assert not imported
 
 
 def test_only_the_modules_of_gluon_kernels_import_gluon():

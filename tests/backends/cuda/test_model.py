@@ -153,11 +153,19 @@ def test_images_match_the_plain_model():
     torch.testing.assert_close(ours.k[0], theirs.k[0], atol=1e-4, rtol=1e-4)
 
 
+class SegmentsOnly(CudaBackend):
+    """A pass returns its segments in place of hidden states."""
+
+    def plan(self, segments, *_):
+        return segments
+
+    def flow(self, segments, pieces):
+        return segments
+
+
 @pytest.mark.parametrize("bidirectional", [True, False])
-def test_an_image_is_a_block_if_the_checkpoint_says_so(config, monkeypatch, bidirectional):
-    backend = CudaBackend(make(replace(config, bidirectional_images=bidirectional), None))
-    monkeypatch.setattr(backend, "plan", lambda segments, *_: segments)
-    monkeypatch.setattr(backend, "flow", lambda segments, pieces: segments)
+def test_an_image_is_a_block_if_the_checkpoint_says_so(config, bidirectional):
+    backend = SegmentsOnly(make(replace(config, bidirectional_images=bidirectional), None))
     segments = backend.run(with_image(torch.zeros(7, 128)), backend.model.new_cache(2, 64))
     assert [segment.block for segment in segments] == [False, False, bidirectional, False, False]
     assert [segment.causal for segment in segments] == [True, True, True, True, False]

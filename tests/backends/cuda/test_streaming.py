@@ -84,7 +84,7 @@ def only_experts(monkeypatch: pytest.MonkeyPatch) -> None:
             x_TH = x_TH + layer.experts(x_TH, index_TK, weight_TK)
         return x_TH, x_TH
 
-    monkeypatch.setattr(network, "run_layer", run_layer)
+    monkeypatch.setattr(network, "run_layer", run_layer)  # a backend has no other door to its layers
 
 
 # --- the same numbers -------------------------------------------------------------------------------------------------

@@ -31,12 +31,17 @@ LIKELY_NAMES = ("likely_CK", "likely_logit_CK")
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(vocab_kernel, "LOGITS", Product(rows=16, columns=64, warps=4, stages=2, inner_bytes=64))
-    monkeypatch.setattr(vocab_kernel, "LOGITS_LOW", Product(rows=16, columns=64, warps=4, stages=2, inner_bytes=64))
-    monkeypatch.setattr(soft, "MEAN", Product(rows=16, columns=32, warps=4, stages=2, inner_bytes=64))
-    monkeypatch.setattr(soft, "MEAN_LOW", Product(rows=32, columns=64, warps=4, stages=2, inner_bytes=64))
-    monkeypatch.setattr(soft, "SPLITS", 3)
-    monkeypatch.setattr(soft, "STREAM", 128)
+    """With the tiles of a GPU, a matrix of several tiles takes the interpreter minutes."""
+    tile = Product(rows=16, columns=64, warps=4, stages=2, inner_bytes=64)
+    for module, name, value in (
+        (vocab_kernel, "LOGITS", tile),
+        (vocab_kernel, "LOGITS_LOW", tile),
+        (soft, "MEAN", replace(tile, columns=32)),
+        (soft, "MEAN_LOW", replace(tile, rows=32)),
+        (soft, "SPLITS", 3),
+        (soft, "STREAM", 128),
+    ):
+        monkeypatch.setattr(module, name, value)
     with playing(replace(card_of(DEVICE), processors=2)):  # a program computes several tiles
         yield
 
@@ -61,9 +66,12 @@ def bfloat16_in_the_interpreter(monkeypatch):
         bits = torch.from_numpy(source.data.copy()).bfloat16().view(torch.uint16).numpy()
         return interpreter.TensorHandle(bits, tl.bfloat16)
 
-    monkeypatch.setattr(builder, "create_dot", true_dot)
-    monkeypatch.setattr(builder, "cast_impl", rounding_cast)
-    monkeypatch.setattr(builder, "create_fp_trunc", lambda self, source, to: rounding_cast(self, source, to))
+    for name, repaired in (
+        ("create_dot", true_dot),
+        ("cast_impl", rounding_cast),
+        ("create_fp_trunc", rounding_cast),
+    ):
+        monkeypatch.setattr(builder, name, repaired)
 
 
 def eighths(*shape, dtype=torch.float32):
