@@ -21,22 +21,27 @@ def wait_without_spinning() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-def usable_cores(system: Path = Path("/sys/devices/system/cpu"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def usable_cores(
+    system: Path = Path("/sys/devices/system/cpu"),
+    cgroup: Path = Path("/sys/fs/cgroup"),
+    processors: Iterable[int] | None = None,
+) -> int:
     """Return the number of physical cores that this process may run on, or of processors where that is unknown.
 
-    The limit of a container counts, too.
+    The limit of a container counts, too. `processors` are those that the process may use; by default, as the system
+    says.
     """
-    processors = _allowed()
+    processors = _allowed() if processors is None else processors
     cores = {_core(system / f"cpu{number}" / "topology", number) for number in processors}
-    return max(1, min(len(cores), _quota(cgroup / "cpu.max")))
+    return int(max(1, min(len(cores), _quota(cgroup / "cpu.max"))))
 
 
-def threads_for(given: int | None, present: int) -> int:
+def threads_for(given: int | None, present: int, cores: int | None = None) -> int:
     """Return how many threads to run: as given, or one per core, but no more than `present`, which the user may have
-    lowered."""
+    lowered. `cores`: by default, those of this process."""
     if given is not None and given < 1:
         raise InputError(f"threads must be at least 1, got {given}")
-    return given or min(present, usable_cores())
+    return given or min(present, usable_cores() if cores is None else cores)
 
 
 def _allowed() -> Iterable[int]:
@@ -55,10 +60,10 @@ def _core(topology: Path, number: int) -> str:
     return str(number)
 
 
-def _quota(limit: Path) -> int:
-    """Return the processors that a container may use at a time, rounded up."""
+def _quota(limit: Path) -> float:
+    """Return the processors that a container may use at a time, rounded up; infinite without a limit."""
     try:
         time, period = limit.read_text().split()
     except (OSError, ValueError):
-        return os.cpu_count() or 1
-    return os.cpu_count() or 1 if time == "max" else math.ceil(int(time) / int(period))
+        return math.inf
+    return math.inf if time == "max" else math.ceil(int(time) / int(period))

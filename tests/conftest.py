@@ -161,15 +161,17 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
                     "HF_TOKEN": "", "HF_TOKEN_PATH": str(tmp_path / "token"), "NO_PROXY": "127.0.0.1"}  # fmt: skip
         for name, value in settings.items():
             monkeypatch.setenv(name, value)
-        # huggingface_hub has read its environment already.
-        monkeypatch.setattr(constants, "ENDPOINT", running.url)
-        url = running.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # upload by plain HTTP
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", settings["HF_HUB_CACHE"])
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", settings["HF_TOKEN_PATH"])
-        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)  # bytes that a broken connection may lose
+        in_this_process = {
+            "ENDPOINT": running.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": running.url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_XET": True,  # upload by plain HTTP
+            "HF_HUB_CACHE": settings["HF_HUB_CACHE"],
+            "HF_TOKEN_PATH": settings["HF_TOKEN_PATH"],
+            "DOWNLOAD_CHUNK_SIZE": 1000,  # bytes that a broken connection may lose
+        }
+        for name, value in in_this_process.items():
+            monkeypatch.setattr(constants, name, value)  # huggingface_hub has read its environment already
         monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _: None))  # before it tries again
         yield running
 
@@ -257,6 +259,7 @@ def main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     from gesso.cli import main as cli
 
     def run(*arguments: str, stdin: str | io.StringIO = "") -> SimpleNamespace:
+        # As a shell gives it to a process.
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin) if isinstance(stdin, str) else stdin)
         code = cli.main(list(arguments))
         output = capsys.readouterr()

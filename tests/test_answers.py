@@ -34,7 +34,7 @@ def checks(monkeypatch):
     found = Checks()
     found.texts = []
     for module in (requests, infill):
-        monkeypatch.setattr(module, "schema_problem", found)
+        monkeypatch.setattr(module, "schema_problem", found)  # a constrained answer is never wrong by itself
     return found
 
 
@@ -90,7 +90,7 @@ def test_required_calls_are_checked(tiny, monkeypatch):
         found.append((calls, required))
         return "odd"
 
-    monkeypatch.setattr(requests, "calls_problem", problem)
+    monkeypatch.setattr(requests, "calls_problem", problem)  # nor are required calls
     with pytest.raises(gesso.ConstraintError, match="odd"):
         tiny.chat(HELLO, tools=TOOLS, tool_choice="required", **SMALL | {"max_new_tokens": 48})
     assert len(found) == ATTEMPTS

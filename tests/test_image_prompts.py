@@ -1,6 +1,7 @@
 """Images in the Python API and on the command line."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from gesso.errors import CheckpointError, InputError
 from gesso.images.tokens import blocks, image_tokens
 from tests.images.files import drawing, encoded
 from tests.tiny import make
+from tests.watched import Watched
 
 SHORT: dict[str, Any] = {"steps": 2, "max_new_tokens": 8, "seed": 3}
 OPTIONS = ["--steps", "2", "--max-new-tokens", "8", "--seed", "3"]
@@ -149,10 +151,10 @@ def test_image_shows_pictures_with_the_next_message(
     seeing: gesso.Gesso, picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[Any] = []
-    request = seeing.chat_request
-    monkeypatch.setattr(
-        seeing, "chat_request", lambda messages, **given: asked.append(messages) or request(messages, **given)
-    )
+
+    def chat_request(request: Callable[..., Any], messages: Any, **given: Any) -> Any:
+        asked.append(messages)
+        return request(messages, **given)
 
     def shown() -> list[int]:
         """Return the digests of the images in the last question."""
@@ -167,7 +169,7 @@ def test_image_shows_pictures_with_the_next_message(
     another = picture.with_name("another picture.png")
     another.write_bytes(encoded(drawing(30, 30, seed=1), "PNG"))
     a, b = (seeing.read_image(path, 70).digest for path in (picture, another))
-    conversation = chat.Conversation(seeing, SHORT, system=None, image_tokens=70)
+    conversation = chat.Conversation(Watched(seeing, chat_request=chat_request), SHORT, system=None, image_tokens=70)
     conversation.handle(f"/image '{picture}'")
     assert f"the next message shows {picture} (" in capsys.readouterr().err
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

@@ -58,11 +58,11 @@ def test_a_sampler_of_the_callers_own_cannot_be_written(tmp_path):
         write_preset(tmp_path / "a.json", Diffusion(sampler=lambda *_: None), {})
 
 
-def test_command_line_and_python_read_preset_files_and_http_does_not(main, tiny, monkeypatch, tmp_path):
-    monkeypatch.setattr(gesso, "load", lambda *_, **__: tiny)
+def test_command_line_and_python_read_preset_files_and_http_does_not(main, tiny, tiny_directory, tmp_path):
     path = tmp_path / "tuned.json"
     write_preset(path, Diffusion(steps=3, stopping="fixed"), {})
-    done = main("generate", "hi", "--max-new-tokens", "8", "--seed", "3", "--json", "--preset", str(path))
+    asked = ("-m", str(tiny_directory), "--max-new-tokens", "8", "--seed", "3", "--json")
+    done = main("generate", "hi", *asked, "--preset", str(path))
     found = json.loads(done.out)
     assert found["usage"]["denoising_steps"] == 3
     assert found["text"] == tiny.generate("hi", max_new_tokens=8, seed=3, preset=path).text
@@ -96,10 +96,7 @@ def test_unknown_settings_of_a_checkpoint_are_rejected(tmp_path, tiny):
         GenerationDefaults.from_directory(tmp_path, tiny.config)
 
 
-def test_files_of_the_package_and_of_the_hub_cache_are_never_written(tmp_path, monkeypatch):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+def test_files_of_the_package_and_of_the_hub_cache_are_never_written(tmp_path, hub):
     snapshot = tmp_path / "hub" / "models--a--b" / "snapshots" / "c"
     snapshot.mkdir(parents=True)
     (tmp_path / "link").symlink_to(snapshot)

@@ -96,6 +96,7 @@ def test_serve_takes_its_former_option(main, monkeypatch, tiny_directory):
     from gesso.serve import run
 
     started = []
+    # A server would not end.
     monkeypatch.setattr(run, "serve", lambda settings, *_, **__: started.append(settings))
     with warnings.catch_warnings():
         warnings.simplefilter("default")

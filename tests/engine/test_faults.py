@@ -71,11 +71,17 @@ def clean(one):
     return replace(one, prompt=swap(one.prompt))
 
 
+@pytest.fixture(scope="module")
+def alone(tiny):
+    """What each of the other requests gives alone."""
+    fine = map(clean, others())
+    return [text_of(*outcome(Engine(tiny.model, tiny.decode, piece=32, prefill=96), [one])) for one in fine]
+
+
 @pytest.mark.parametrize(("at", "place"), [(0, 2), (170, 4)])
-def test_a_failing_request_fails_alone_at_any_place_in_the_batch(tiny, at, place):
+def test_a_failing_request_fails_alone_at_any_place_in_the_batch(tiny, alone, at, place):
     """The error is in the first or a middle piece of its prompt, while other prompts are read."""
     fine = list(map(clean, others()))
-    expected = [text_of(*outcome(Engine(tiny.model, tiny.decode, piece=32, prefill=96), [one])) for one in fine]
     culprit = request(seed=9, prompt=bad_prompt(300, at))
     failing = FailingPasses()
     engine = watched_engine(tiny, {"piece": 32, "prefill": 96}, run=failing.run)
@@ -83,7 +89,7 @@ def test_a_failing_request_fails_alone_at_any_place_in_the_batch(tiny, at, place
     failed = events.pop(place)
     assert isinstance(failed, Failed) and str(failed.error) == "bad token"
     assert max(failing.sizes) > 1, "the first failure must be in a pass with other requests"
-    assert [text_of(event) for event in events] == expected
+    assert [text_of(event) for event in events] == alone
     again = clean(request(seed=4, prompt=long_prompt(300)))
     assert result(engine, again).tokens == result(Engine(tiny.model, tiny.decode, piece=32), again).tokens
 

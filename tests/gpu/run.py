@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,27 +106,28 @@ class Running:
         return time.monotonic() - self.began
 
 
-def main() -> int:
+def main(given: Sequence[str] | None = None, every: tuple[Group, ...] = GROUPS) -> int:
+    """Run `every` group, or those that the arguments name, and write the report."""
     parser = argparse.ArgumentParser(description="Run the GPU suite.")
     parser.add_argument("--tree", required=True, help="Git tree of gesso/ under test: git rev-parse HEAD:gesso")
     parser.add_argument("--out", type=Path, help="The report; docs/gpu-acceptance.json if all groups run.")
     parser.add_argument(
         "--group",
         action="append",
-        choices=[group.name for group in GROUPS],
+        choices=[group.name for group in every],
         help="Only this group; may be repeated.",
     )
     parser.add_argument("--logs", type=Path, help="Keep the output of each group in this directory.")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="Time limit for everything.")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     if not arguments.tree.strip():
         parser.error("--tree is empty; outside a git repository use make test-gpu TREE=<git rev-parse HEAD:gesso>")
     began = time.monotonic()
     machine = probe()
     memory = SHARE * machine.pop("memory")
     print(f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}", flush=True)
-    groups = [group for group in GROUPS if not arguments.group or group.name in arguments.group]
-    complete = len(groups) == len(GROUPS)
+    groups = [group for group in every if not arguments.group or group.name in arguments.group]
+    complete = len(groups) == len(every)
     out: Path | None = arguments.out or (ROOT / "docs" / "gpu-acceptance.json" if complete else None)
     with tempfile.TemporaryDirectory(prefix="gesso-gpu-") as scratch:
         logs = arguments.logs or Path(scratch) / "logs"

@@ -21,9 +21,6 @@ from PIL import Image
 from gesso.errors import InputError
 from gesso.images.read import MAX_BYTES, open_picture
 from tests.images.files import drawing, encoded
-from tests.serve.image_requests import CHAT, chat, part
-from tests.serving import serving
-from tools.load import processes
 
 
 def chunk(name: bytes, data: bytes) -> bytes:
@@ -195,6 +192,13 @@ def end_of(data: bytes) -> str:
 
 def against_server() -> bool:
     """Send every file to a server of gesso-sudoku, print how it answers, and return whether it withstands them."""
+    from tests.serve.image_requests import CHAT, chat, part
+    from tests.serving import serving
+    from tools.load import processes
+
+    def resident(pid: int) -> int:
+        return sum(map(processes.resident_bytes, [pid, *processes.descendants(pid)]))
+
     ends: Counter[str] = Counter()
     slowest, peak = 0.0, 0
     with tempfile.TemporaryDirectory() as directory:
@@ -202,14 +206,14 @@ def against_server() -> bool:
         with serving(Path(directory) / "log", *options) as server:
             server.wait_ready()
             engine = server.engine_pid()
-            before = _resident(server.process.pid)
+            before = resident(server.process.pid)
             files = [(name, data, 400) for name, data, _ in refused()]
             files += [(f"{kind} of 10,000 frames", data, 200) for kind, data in many_frames()]
             for name, data, expected in files:
                 began = time.monotonic()
                 response = server.http.post(CHAT, json=chat([part(data), {"type": "text", "text": "What?"}]))
                 slowest = max(slowest, time.monotonic() - began)
-                peak = max(peak, _resident(server.process.pid))
+                peak = max(peak, resident(server.process.pid))
                 ends[str(response.status_code)] += 1
                 if response.status_code != expected and not (response.status_code == 413 and len(data) > MAX_BYTES):
                     ends["unexpected"] += 1
@@ -220,10 +224,6 @@ def against_server() -> bool:
     print(f"{len(files)} files in a server of gesso-sudoku: {dict(ends)}; slowest answer {slowest:.1f} s;")
     print(f"its processes have {before / 1e6:.0f} MB before, and at most {peak / 1e6:.0f} MB after an answer")
     return not ends["unexpected"]
-
-
-def _resident(pid: int) -> int:
-    return sum(map(processes.resident_bytes, [pid, *processes.descendants(pid)]))
 
 
 def main() -> None:
