@@ -6,6 +6,7 @@ stored one. Beside a GPU that is too small for the experts, its matrices stay in
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from gesso.checkpoint.parameters import assign, checkpoint_name, is_vision
@@ -35,6 +36,7 @@ def vision_tensors(config: Config) -> dict[str, tuple[int, ...]]:
     return {checkpoint_name(name): tuple(parameter.shape) for name, parameter in found}
 
 
+@lru_cache(maxsize=32)  # plans for many cards need the same one
 def vision_bytes(config: Config, value_bytes: int) -> int:
     """Return the size of a tower in memory; 0 if the model cannot use it."""
     return value_bytes * sum(map(math.prod, vision_tensors(config).values())) if config.has_image_tokens else 0

@@ -44,7 +44,7 @@ def test_every_prefix_parses_to_prefix_of_the_whole() -> None:
 
 def test_random_tags_never_raise_and_answer_only_grows() -> None:
     parts = [*TAGS, "<eos>", "<pad>", "thought", "call:f{", "a:1", "final", "<|to", *'}"\n <|x,']
-    for seed in range(400):
+    for seed in range(150):
         rng = random.Random(seed)
         raw = "".join(rng.choice(parts) for _ in range(rng.randrange(25)))
         whole = parse(raw)
@@ -252,22 +252,19 @@ def test_parse_time_does_not_grow_with_the_number_of_tools_per_mark() -> None:
 
 
 def test_parse_time_of_padding_is_linear() -> None:
-    assert grows_linearly("Hi", "<pad>", ending="", length=100_000)
+    assert grows_linearly("Hi", "<pad>", ending="", length=50_000)
 
 
 def grows_linearly(
-    opening: str, unit: str, ending: str = "<tool_call|>end", length: int = 20_000, tools: Any = None
+    opening: str, unit: str, ending: str = "<tool_call|>end", length: int = 10_000, tools: Any = None
 ) -> bool:
     """Compare with 8 times the length: the time grows by about 8 if linear, by 64 if quadratic."""
 
     def seconds(length: int) -> float:
         raw = opening + unit * (length // len(unit)) + ending
-        best = float("inf")
-        for _ in range(2):
-            start = time.process_time()
-            parse(raw, tools)
-            best = min(best, time.process_time() - start)
-        return best
+        start = time.process_time()
+        parse(raw, tools)
+        return time.process_time() - start
 
     # The lower limit hides the resolution of the clock. Quadratic work of this length takes far longer. One of three
     # ratios is enough, because a busy machine can slow any one of them.

@@ -12,7 +12,7 @@ from gesso.errors import InputError
 from tests.backends.passes import CapturesPlainly
 from tests.engine.models import watched_engine
 
-DRAWS = ({"greed": 1.0}, {"t_max": 2.0}, {"greed": 0.5, "t_max": 3.0}, {"t_max": 3.0, "top_p": 0.7, "top_k": 20})
+DRAWS = ({"greed": 1.0}, {"greed": 0.5, "t_max": 3.0}, {"t_max": 3.0, "top_p": 0.7, "top_k": 20})
 PROMPTS = (230, 3, 33)  # the tiny model's window is shorter than the first
 
 
@@ -38,7 +38,7 @@ def requests(g, write: str, **options):
 
 @pytest.mark.parametrize(
     ("draws", "make"),
-    [*((draws, None) for draws in DRAWS), *((draws, CapturesPlainly) for draws in DRAWS[::3])],
+    [*((draws, None) for draws in DRAWS), (DRAWS[2], CapturesPlainly)],
     ids=str,
 )
 def test_verified_text_is_the_token_by_token_text_of_the_same_seed(tiny, draws, make):
@@ -51,10 +51,10 @@ def test_verified_text_is_the_token_by_token_text_of_the_same_seed(tiny, draws, 
 
 def test_right_drafts_save_passes():
     mini = gesso.load()
-    options = {"max_new_tokens": 24, "seed": 1, "greed": 1.0}
+    options = {"max_new_tokens": 12, "seed": 1, "greed": 1.0}
     slow, fast = (mini.generate("def fib(n):\n", write=name, **options) for name in ("tokens", "verified"))
     assert fast.tokens == slow.tokens
-    assert fast.usage.denoising_steps < slow.usage.denoising_steps == 24
+    assert fast.usage.denoising_steps < slow.usage.denoising_steps == 12
 
 
 def test_verified_text_is_the_same_in_any_batch(tiny):

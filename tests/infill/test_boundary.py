@@ -51,7 +51,7 @@ def test_cut_anywhere_keeps_both_sides_and_writes_text(model, method, request):
     if (model, method) == ("tiny", "prompt"):
         return  # it has no markers
     g = request.getfixturevalue(model)
-    for text, start, end, seed in cuts(model + method, 16):
+    for text, start, end, seed in cuts(model + method, 8):
         options = {"lengths": [1, 4]} if method == "pinned" and text[end:] else {"max_new_tokens": 4}
         seen = []
         brief = {"steps": 1, "canvas_length": 16, "seed": seed, "method": method}
@@ -74,7 +74,7 @@ def test_cut_anywhere_keeps_both_sides_and_writes_text(model, method, request):
 
 @pytest.mark.parametrize("method", ["prompt", "pinned"])
 def test_edit_anywhere_keeps_every_byte_around_it(wordy, method):
-    for text, start, end, seed in cuts(method, 14):
+    for text, start, end, seed in cuts(method, 8):
         level = random.Random(seed).choice((0.3, 1.0)) if start < end else 1.0
         limit = {"max_new_tokens": 3} if level == 1 else {}
         out = wordy.edit(text, (start, end), method=method, level=level, steps=1, canvas_length=16, seed=seed, **limit)
@@ -91,7 +91,7 @@ def test_constraint_holds_for_the_hole_after_healing(wordy, tiny):
 
 def test_healing_does_not_take_spaces_from_the_text_after_the_hole(wordy):
     """Several spaces can be one token that is too long for the search; the pinned spaces must not replace its rest."""
-    for spaces in (2, 19, 25, 40):
+    for spaces in (2, 25):
         for length in (1, 2):
             seen = []
             brief = {"steps": 1, "canvas_length": 24, "seed": 1, "method": "pinned", "lengths": [length]}

@@ -65,11 +65,11 @@ class Asked:
 
 
 @pytest.mark.parametrize("method", ["prompt", "pinned"])
-def test_prefix_and_suffix_stay_unchanged_in_a_hundred_files(marked, method):
+def test_prefix_and_suffix_stay_unchanged_in_forty_files(marked, method):
     library = Path(random.__file__).parent
     sources = (path.read_text(encoding="utf-8", errors="replace") for path in source_files((library,)).values())
-    texts = list(itertools.islice((text for text in sources if len(text) > 100), 100))
-    assert len(texts) == 100
+    texts = list(itertools.islice((text for text in sources if len(text) > 100), 40))
+    assert len(texts) == 40
     options = {"method": method, "context": 12, "steps": 1, "canvas_length": 12, "seed": 5}
     options |= {"lengths": [2]} if method == "pinned" else {"max_new_tokens": 3}
     for number, text in enumerate(texts):

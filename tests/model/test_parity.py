@@ -15,7 +15,7 @@ from gesso.checkpoint.source import open_source
 from gesso.model.transformer import DiffusionGemma
 from tests import oracle
 
-CONFIGS = range(1, 24, 2)
+CONFIGS = (1, 3, 5, 7, 9, 15, 17, 21)  # together: every value of every choice that changes the attention
 TOLERANCE = 1e-4
 
 Pair = tuple[DiffusionGemmaForBlockDiffusion, DiffusionGemma]
