@@ -21,8 +21,13 @@ from tests.waiting import PATIENCE
 # --- same seed, same text -----------------------------------------------------------------------------------------
 
 
-def test_same_seed_same_text_alone_and_in_a_batch_of_eight(tiny):
-    alone = result(Engine(tiny.model, tiny.decode), request())
+@pytest.fixture(scope="module")
+def alone(tiny):
+    """The result of `request()` on an engine of its own."""
+    return result(Engine(tiny.model, tiny.decode), request())
+
+
+def test_same_seed_same_text_alone_and_in_a_batch_of_eight(tiny, alone):
     batch = Engine(tiny.model, tiny.decode, max_batch=8)
     for other in other_requests():
         batch.submit(other)
@@ -67,8 +72,7 @@ def test_each_canvas_and_each_attempt_has_its_own_noise(tiny):
         assert not torch.equal(keys[a], keys[b])
 
 
-def test_same_seed_same_text_when_requests_join_and_leave(tiny):
-    alone = result(Engine(tiny.model, tiny.decode), request())
+def test_same_seed_same_text_when_requests_join_and_leave(tiny, alone):
     batch = Engine(tiny.model, tiny.decode)
     others = [batch.submit(other) for other in other_requests()]
     for _ in range(3):
@@ -251,7 +255,7 @@ def test_an_error_while_the_cache_is_saved_changes_no_text(tiny, tmp_path, monke
     assert result(engine, longer).tokens == result(new_engine(), longer).tokens
 
 
-def test_a_request_that_does_not_fit_in_memory_fails_alone(tiny, monkeypatch):
+def test_a_request_that_does_not_fit_in_memory_fails_alone(tiny, alone, monkeypatch):
     engine = Engine(tiny.model, tiny.decode)
     fine = engine.submit(request())
     engine.step()
@@ -265,7 +269,7 @@ def test_a_request_that_does_not_fit_in_memory_fails_alone(tiny, monkeypatch):
         events += engine.step()
     last = {event.request_id: event for event in events}
     assert isinstance(last[large].error, MemoryError)
-    assert last[fine].result.tokens == result(Engine(tiny.model, tiny.decode), request()).tokens
+    assert last[fine].result.tokens == alone.tokens
 
 
 def test_events_survive_an_error_that_stops_the_step(tiny, monkeypatch):

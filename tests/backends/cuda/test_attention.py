@@ -86,20 +86,20 @@ def assert_same(segments, cache, groups=2, shape=SMALL, tolerance=2e-6, **kinds)
         assert torch.equal(our_cache.v[row], plain_cache.v[row])
 
 
-@pytest.mark.parametrize("causal, window, groups", [(TEXT, 24, 1), (CANVAS, None, 2), (CANVAS, 24, 8)])
+@pytest.mark.parametrize("causal, window, groups", [(TEXT, 24, 1), (CANVAS, None, 8)])
 def test_attention_kernel_matches_plain_attention(causal, window, groups):
     assert_same([Segment(0, 21, 19, causal)], cache_of([21], window), groups)
 
 
 @pytest.mark.parametrize(
     "cached, length, window, causal",
-    [(0, 35, None, TEXT), (1, 16, 24, CANVAS), (16, 1, None, TEXT), (17, 33, 24, CANVAS)],
+    [(0, 35, None, TEXT), (16, 1, None, TEXT), (17, 33, 24, CANVAS)],
 )
 def test_attention_kernel_matches_plain_attention_at_ragged_lengths(cached, length, window, causal):
     assert_same([Segment(0, cached, length, causal)], cache_of([cached], window))
 
 
-@pytest.mark.parametrize("cached, causal", [(23, TEXT), (24, CANVAS), (60, TEXT), (60, CANVAS)])
+@pytest.mark.parametrize("cached, causal", [(23, TEXT), (60, CANVAS)])
 def test_attention_kernel_reads_and_writes_wrapped_ring_buffers(cached, causal):
     assert_same([Segment(0, cached, 18, causal)], cache_of([cached], window=24))
 
@@ -128,15 +128,14 @@ def test_padding_after_a_text_changes_nothing_else_and_gets_zeros(window=20):
         assert torch.equal(plain, other)
 
 
-@pytest.mark.parametrize("window", [None, 20])
-def test_attention_kernel_keeps_cache_rows_apart(window):
+def test_attention_kernel_keeps_cache_rows_apart(window=20):
     segments = [
         Segment(2, 33, 17, CANVAS), Segment(0, 5, 9, TEXT), Segment(3, 0, 4, CANVAS), Segment(1, 41, 30, TEXT)
     ]  # fmt: skip
     assert_same(segments, cache_of([5, 41, 33, 0], window))
 
 
-@pytest.mark.parametrize("cached, window", [(0, 20), (37, 20), (13, None)])
+@pytest.mark.parametrize("cached, window", [(37, 20), (13, None)])
 def test_segments_attend_to_earlier_text_of_the_same_pass(cached, window):
     segments = [
         Segment(1, 3, 5, CANVAS),
@@ -151,9 +150,7 @@ def image(row, start, length):
 
 
 # The second has cached and own keys beyond the window; the third exceeds it; the fourth is so short that it is split.
-@pytest.mark.parametrize(
-    "cached, length, window", [(21, 19, None), (60, 30, 24), (30, 45, 8), (61, 14, 24), (0, 20, 24)]
-)
+@pytest.mark.parametrize("cached, length, window", [(21, 19, None), (60, 30, 24), (30, 45, 8), (61, 14, 24)])
 def test_a_block_sees_all_of_itself_beside_what_text_sees(cached, length, window):
     assert_same([image(0, cached, length)], cache_of([cached], window))
 
@@ -200,8 +197,7 @@ def test_a_text_to_verify_follows_a_canvas_that_does_not_see_it(cached, window):
     assert_same([*segments, Segment(1, 3, 5, CANVAS)], cache_of([cached, 3], window))
 
 
-@pytest.mark.parametrize("window", [None, 20])
-def test_attention_is_batch_invariant(window):
+def test_attention_is_batch_invariant(window=20):
     lengths = [21, 5, 33]
     segments = [Segment(1, 5, 20, TEXT), Segment(0, 21, 17, CANVAS), Segment(2, 33, 3, TEXT), Segment(2, 36, 9, CANVAS)]
     cache, qkv = cache_of(lengths, window), packed(segments)
@@ -293,8 +289,7 @@ def test_values_may_be_sliced_over_programs():
     torch.testing.assert_close(whole, plain(*qkv, cache, segments), atol=2e-6, rtol=2e-6)
 
 
-@pytest.mark.parametrize("window", [None, 24])
-def test_half_precision_attention_matches_within_rounding(window):
+def test_half_precision_attention_matches_within_rounding(window=24):
     segments = [Segment(0, 30, 20, CANVAS), Segment(1, 9, 25, TEXT)]
     assert_same(segments, cache_of([30, 9], window, dtype=HALF), tolerance=2e-2, dtype=HALF)
 
