@@ -58,7 +58,7 @@ def test_loading_sets_the_threads_of_torch(tiny_directory: Path) -> None:
 def test_threads_of_torch_wait_without_spinning() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     environment["OMP_DISPLAY_ENV"] = "verbose"
-    code = "import contextlib, gesso\nwith contextlib.suppress(gesso.InputError): gesso.load('/nowhere')"
+    code = "import contextlib, gesso\nwith contextlib.suppress(gesso.GessoError): gesso.load('/nowhere')"
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     if "GOMP_SPINCOUNT" not in run.stderr:
         pytest.skip("the OpenMP library of this torch does not show its settings")

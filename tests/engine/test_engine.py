@@ -50,7 +50,7 @@ def test_entropies_and_soft_embeddings_are_bit_identical_in_any_batch(tiny):
 def test_a_new_request_does_not_change_running_ones(tiny):
     """Requests join one step apart and make the cache grow. Each gets the text it gets alone."""
     engine = Engine(tiny.model, tiny.decode, piece=32)
-    wanted = [request(prompt=long_prompt(90), seed=seed) for seed in range(2)] + other_requests()[:4]
+    wanted = [request(prompt=long_prompt(90), seed=seed) for seed in range(2)] + other_requests()[:2]
     ids = []
     for other in wanted:
         ids.append(engine.submit(other))
@@ -337,11 +337,11 @@ def test_at_most_one_request_has_its_logits_in_memory(tiny):
         return live.peak
 
     at_once = SearchTimes(least_at_once=PATIENCE, most_at_once=PATIENCE)  # a search that pauses keeps its logits
-    guide = tiny.guides.guide(regex="[ab]{12}")
-    reading = replace(SMALL, sampler=Reading(2.0))
-    wanted = [request(seed=seed, max_new_tokens=16, guide=guide) for seed in range(2)]
+    guide, brief = tiny.guides.guide(regex="[ab]{12}"), replace(SMALL, steps=4)
+    reading = replace(brief, sampler=Reading(2.0))
+    wanted = [request(seed=seed, max_new_tokens=16, diffusion=brief, guide=guide) for seed in range(2)]
     wanted += [request(seed=seed, max_new_tokens=16, diffusion=reading) for seed in range(2)]
-    alone = max(map(peak, wanted))
+    alone = max(map(peak, wanted[::2]))
     assert 0 < peak(*wanted) <= alone <= LOGITS_COPIES * 4 * SMALL.canvas_length * tiny.config.vocab_size
 
 

@@ -37,9 +37,10 @@ def reference(g, prompt, texts, piece=32):
 def test_scores_equal_the_reference_bit_for_bit(tiny, length):
     """Lengths below, at and above the window of 128, and whole pieces."""
     prompt = long_prompt(length)
+    expected = reference(tiny, prompt, TEXTS)
     for prefill in (32, 96, 2048):
         engine = Engine(tiny.model, tiny.decode, piece=32, prefill=prefill)
-        assert score(engine, Score(prompt=prompt, texts=TEXTS)) == reference(tiny, prompt, TEXTS)
+        assert score(engine, Score(prompt=prompt, texts=TEXTS)) == expected
 
 
 def test_scores_equal_the_reference_with_the_default_piece(tiny):

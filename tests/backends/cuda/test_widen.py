@@ -21,7 +21,7 @@ def test_a_kernel_unpacks_as_the_format_does(format, shape, dtype):
 
 def test_two_global_scales_per_expert_apply_to_the_two_halves_of_its_rows(monkeypatch):
     torch.manual_seed(0)
-    packed = FORMATS["nvfp4"].quantize("weight", torch.randn(3, 40, 32))
+    packed = FORMATS["nvfp4"].quantize("weight", torch.randn(3, 24, 32))
     tensors = packed.tensors | {"weight_global_scale": torch.rand(3, 2) + 0.5}
     expected = packed.unpack(tensors)
     torch.testing.assert_close(widened(tensors, "nvfp4", torch.float32), expected, rtol=1e-6, atol=0)
@@ -29,7 +29,7 @@ def test_two_global_scales_per_expert_apply_to_the_two_halves_of_its_rows(monkey
     use_kernels(packed, torch.float32)
     # With the constants, a matrix in parts takes the interpreter minutes.
     monkeypatch.setattr(packed_matrices, "PART_VALUES", 1)
-    monkeypatch.setattr(packed_matrices, "PART_MULTIPLE", 16)  # the second part has rows of both halves
+    monkeypatch.setattr(packed_matrices, "PART_MULTIPLE", 16)  # the first part has rows of both halves
     rows = torch.cat([part.dense() for _, part in packed.row_parts()], dim=1)
     columns = torch.cat([part.dense() for _, part in packed.column_parts()], dim=2)
     for whole in (rows, columns):
