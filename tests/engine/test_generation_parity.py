@@ -63,7 +63,6 @@ def reference_tokens(reference, prompt, settings, canvases, eos, **given):
     return tokens[:ended], output
 
 
-SEEDS = (0, 3, 5, 9)
 # The reference does not settle a prefix.
 EARLY = Diffusion(settle=0, steps=24, confidence=1.5, stability=1, entropy_bound=4.0)
 EARLY_PATIENT = Diffusion(settle=0, steps=24, confidence=2.5, stability=2, entropy_bound=8.0)

@@ -5,11 +5,9 @@ import re
 import socket
 
 import pytest
-import torch
 
-from gesso import loading
 from gesso.cards.named import CARDS
-from gesso.checkpoint.aliases import SOURCES
+from gesso.checkpoint.aliases import SOURCES, choose
 from gesso.cli import main as cli
 from gesso.info.verdict import TITLES
 from gesso.memory.device import SHARE, DeviceMemory
@@ -37,12 +35,11 @@ def test_nineteen_cards_are_known():
 
 # With streamed experts, in four bits, in fp8, and where everything fits.
 @pytest.mark.parametrize("name", ["rtx-5060", "rtx-4090", "rtx-5090", "h200"])
-def test_the_verdict_names_what_the_alias_chooses_on_the_card(name, capsys, monkeypatch):
-    """The alias is asked as `gesso chat` asks it, on a machine whose GPU has the memory of the card."""
+def test_the_verdict_names_what_the_alias_chooses_on_the_card(name, capsys):
+    """The alias is asked as `loading.choose_checkpoint` asks it, about a GPU with the memory of the card."""
     card = CARDS[name]
     empty = DeviceMemory(total=card.driver_mib * 2**20, free=card.usable_bytes, device="cuda")
-    monkeypatch.setattr(loading, "memory_of", lambda device: empty)  # no machine has all these cards
-    choice = loading.choose_checkpoint(torch.device("cpu"), SHARE, None)
+    choice = choose(empty.device, empty.budget(SHARE), None)
     (source,) = (name for name, published in SOURCES.items() if published.name == choice.name)
     of_alias, of_shape = (first_line(capsys, name, "--gpu", card.name) for name in NAMES)
     assert of_alias == of_shape
