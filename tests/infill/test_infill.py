@@ -155,13 +155,15 @@ def test_likeliest_candidate_wins_and_its_neighbours_are_searched(tiny):
     assert out.finish_reason == ("length" if best.length == 12 else "stop")
 
 
-def scoring(g, best, change=lambda request: request):
-    """Return the model so that texts to score are the likelier the closer their length is to `best`, and requests are
-    changed."""
-    asked = {}
+def scoring(g, best, text="seven c"):
+    """Return the model so that each hole is filled with the beginning of a text, repeated, and texts to score are the
+    likelier the closer their length is to `best`."""
+    asked, tokens = {}, 2 * g.tokenizer.encode(text, bos=False)
 
     def submit(submit, request):
-        request = request if isinstance(request, Score) else change(request)
+        if not isinstance(request, Score):
+            beginning = dict(enumerate(tokens[: min(request.pins)]))
+            request = replace(request, pins={**beginning, **request.pins})
         id = submit(request)
         asked[id] = request
         return id
@@ -177,13 +179,8 @@ def scoring(g, best, change=lambda request: request):
 
 
 def test_search_finds_the_length_with_the_best_score(tiny):
-    """Each hole is filled with the beginning of one text, and the score is highest for the whole text."""
-    text = tiny.tokenizer.encode("seven c", bos=False)
-
-    def beginning(request):
-        return replace(request, pins={**dict(enumerate((text + text)[: min(request.pins)])), **request.pins})
-
-    g = scoring(tiny, len(tiny.tokenizer.encode("seven c end", bos=False)), beginning)
+    """The score is highest for the whole text."""
+    g = scoring(tiny, len(tiny.tokenizer.encode("seven c end", bos=False)))
     assert g.infill("start ", " end", max_new_tokens=12, **BRIEF).text == "seven c"
 
 
