@@ -36,8 +36,8 @@ def small_blocks(monkeypatch):
     for module, name, value in (
         (vocab_kernel, "LOGITS", tile),
         (vocab_kernel, "LOGITS_LOW", tile),
-        (soft, "MEAN", replace(tile, columns=32)),
-        (soft, "MEAN_LOW", replace(tile, rows=32)),
+        (soft, "MEAN", tile._replace(columns=32)),
+        (soft, "MEAN_LOW", tile._replace(rows=32)),
         (soft, "SPLITS", 3),
         (soft, "STREAM", 128),
     ):
