@@ -3,6 +3,7 @@
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -56,14 +57,23 @@ class Progress:
     """Shows how much is done of each stage of some work. Work shorter than INTERVAL prints no plain line.
 
     `in_bytes`: amounts are bytes. `keep`: the last state stays on a terminal. With `visible` false, nothing is shown.
+    `clock` returns seconds.
     """
 
-    def __init__(self, *, in_bytes: bool = False, keep: bool = False, visible: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        in_bytes: bool = False,
+        keep: bool = False,
+        visible: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
         self.in_bytes = in_bytes
         self.visible = visible
         self.keep = keep
         self.stages: dict[str, Stage] = {}
-        self.printed = time.monotonic()
+        self.printed = self.clock()
         self.drawn = -math.inf
         self.live = None
         if visible and sys.stderr.isatty():
@@ -83,14 +93,14 @@ class Progress:
     ) -> None:
         if self.live:
             if self.keep and self.stages:
-                self.live.update(self._drawing(time.monotonic()))
+                self.live.update(self._drawing(self.clock()))
             self.live.__exit__(kind, error, trace)
 
     def show(self, name: str, done: int, total: int, note: str = "", *, now: bool = False) -> None:
         """Report that `done` of `total` are done in the stage of this name. With `now`, print a plain line at once."""
         if not self.visible:
             return
-        clock = time.monotonic()
+        clock = self.clock()
         stage = self.stages.setdefault(name, Stage(name=name, began=clock, first=done, done=done, total=total))
         stage.done = done
         stage.total = total

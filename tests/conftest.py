@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -161,15 +162,17 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
                     "HF_TOKEN": "", "HF_TOKEN_PATH": str(tmp_path / "token"), "NO_PROXY": "127.0.0.1"}  # fmt: skip
         for name, value in settings.items():
             monkeypatch.setenv(name, value)
-        # huggingface_hub has read its environment already.
-        monkeypatch.setattr(constants, "ENDPOINT", running.url)
-        url = running.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # upload by plain HTTP
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", settings["HF_HUB_CACHE"])
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", settings["HF_TOKEN_PATH"])
-        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)  # bytes that a broken connection may lose
+        in_this_process = {
+            "ENDPOINT": running.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": running.url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_XET": True,  # upload by plain HTTP
+            "HF_HUB_CACHE": settings["HF_HUB_CACHE"],
+            "HF_TOKEN_PATH": settings["HF_TOKEN_PATH"],
+            "DOWNLOAD_CHUNK_SIZE": 1000,  # bytes that a broken connection may lose
+        }
+        for name, value in in_this_process.items():
+            monkeypatch.setattr(constants, name, value)  # huggingface_hub has read its environment already
         monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _: None))  # before it tries again
         yield running
 
@@ -253,12 +256,17 @@ def browser():
 
 @pytest.fixture
 def main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """Run the command line in this process, which is faster than starting another."""
+    """Run the command line in this process, which is faster than starting another. Of `terminals`, such as "stderr",
+    it takes what it reads and writes for a terminal."""
     from gesso.cli import main as cli
 
-    def run(*arguments: str, stdin: str | io.StringIO = "") -> SimpleNamespace:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin) if isinstance(stdin, str) else stdin)
-        code = cli.main(list(arguments))
+    def run(*arguments: str, stdin: str | io.StringIO = "", terminals: Sequence[str] = ()) -> SimpleNamespace:
+        with monkeypatch.context() as patch:
+            # As a shell gives it to a process.
+            patch.setattr(sys, "stdin", io.StringIO(stdin) if isinstance(stdin, str) else stdin)
+            for name in terminals:
+                patch.setattr(getattr(sys, name), "isatty", lambda: True, raising=False)
+            code = cli.main(list(arguments))
         output = capsys.readouterr()
         return SimpleNamespace(code=code, out=output.out, err=output.err)
 
