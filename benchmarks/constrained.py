@@ -10,6 +10,7 @@ those would be too fast.
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,15 +67,21 @@ def bench(
     return measure(g, sizes, prompt or PROMPT, STEPS)
 
 
-def measure(g: Any, batches: Sequence[int], prompt: int, steps: int, beside: int = BESIDE) -> dict[str, Any]:
-    """Return milliseconds per step of a request, by batch size, free and constrained, and of both side by side."""
+def measure(
+    g: Any, batches: Sequence[int], prompt: int, steps: int, beside: int = BESIDE, warm: int = WARM
+) -> dict[str, Any]:
+    """Return milliseconds per step of a request, by batch size, free and constrained, and of both side by side.
+
+    Each run is preceded by `warm` equal ones.
+    """
+    timed = partial(_timed, g, prompt=prompt, steps=steps, warm=warm)
     g.guides.words = random_words(g.config.vocab_size)
     alone = []
     for batch in batches:
-        (free, _), (_, constrained) = _timed(g, batch, 0, prompt, steps), _timed(g, 0, batch, prompt, steps)
+        (free, _), (_, constrained) = timed(batch, 0), timed(0, batch)
         alone.append({"batch": batch, "free_ms": free, "constrained_ms": constrained, "times": constrained / free})
-    only, _ = _timed(g, 2 * beside, 0, prompt, steps)
-    free, constrained = _timed(g, beside, beside, prompt, steps)
+    only, _ = timed(2 * beside, 0)
+    free, constrained = timed(beside, beside)
     return {
         "device": torch.cuda.get_device_name(g.model.device) if g.model.device.type == "cuda" else "cpu",
         "quantized": g.config.quantization,
@@ -93,9 +100,9 @@ def measure(g: Any, batches: Sequence[int], prompt: int, steps: int, beside: int
     }
 
 
-def _timed(g: Any, free: int, constrained: int, prompt: int, steps: int) -> tuple[float, float]:
+def _timed(g: Any, free: int, constrained: int, prompt: int, steps: int, warm: int) -> tuple[float, float]:
     """Return the milliseconds per step of a free and of a constrained request; not a number if there is none."""
-    for _ in range(WARM):
+    for _ in range(warm):
         _run(g, _requests(g, free, constrained, prompt, steps))
     return _run(g, _requests(g, free, constrained, prompt, steps))
 

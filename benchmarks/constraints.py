@@ -54,34 +54,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print_json(measure(asked.fields, asked.steps))
 
 
-def measure(fields: int, steps: int) -> dict[str, Any]:
+def measure(fields: int, steps: int, vocabulary: int = VOCABULARY, canvas: int = CANVAS) -> dict[str, Any]:
     """Measure a schema of `fields` required properties, alternating between five types."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return {**_measure_search(fields, steps), **_measure_step(gesso.load(device="cpu"), steps)}
+        g = gesso.load(device="cpu")
+        return {**_measure_search(fields, steps, vocabulary, canvas), **_measure_step(g, steps, canvas)}
     finally:
         torch.set_num_threads(threads)
 
 
-def _measure_search(fields: int, steps: int) -> dict[str, Any]:
+def _measure_search(fields: int, steps: int, vocabulary: int, canvas: int) -> dict[str, Any]:
     schema = {
         "type": "object",
         "properties": {f"field_number_{i}": KINDS[i % len(KINDS)] for i in range(fields)},
         "required": [f"field_number_{i}" for i in range(fields)],
     }
-    words = random_words(VOCABULARY)
+    words = random_words(vocabulary)
     started = time.perf_counter()
     guide = Guide(Automaton(schema_term(schema).term), words, frozenset([EOS]))
     compiled = time.perf_counter() - started
-    searches, gathers, reach = [], [], Reach(guide, {}, CANVAS + guide.shortest)
+    searches, gathers, reach = [], [], Reach(guide, {}, canvas + guide.shortest)
     for step in range(steps + 1):
-        logits_CV = torch.randn(CANVAS, VOCABULARY, generator=torch.Generator().manual_seed(step))
+        logits_CV = torch.randn(canvas, vocabulary, generator=torch.Generator().manual_seed(step))
         gathered = partial(_gathered, logits_CV, guide)
         gathers.append(_milliseconds(gathered))
         searches.append(_milliseconds(partial(likeliest, reach, START, 0, gathered())))
     return {
-        "vocabulary": VOCABULARY, "canvas": CANVAS, "fields": fields, "states": len(guide.automaton),
+        "vocabulary": vocabulary, "canvas": canvas, "fields": fields, "states": len(guide.automaton),
         "compile_seconds": round(compiled, 3), "first_search_ms": round(searches[0], 2),
         "search_ms": round(median(searches[1:]), 2), "search_ms_worst": round(max(searches[1:]), 2),
         "candidates_ms": round(median(gathers[1:]), 2),
@@ -92,7 +93,7 @@ def _gathered(logits_CV: Tensor, guide: Guide) -> Scores:
     return scores_of(Candidates.of(logits_CV), np.zeros(len(logits_CV), np.float32), guide)
 
 
-def _measure_step(g: "Gesso", steps: int) -> dict[str, Any]:
+def _measure_step(g: "Gesso", steps: int, canvas: int) -> dict[str, Any]:
     """Measure steps with and without a constraint, alternating in one run.
 
     Every text matches `(?s).*`. Only text without line breaks matches `.*`, so a model that predicts line breaks is
@@ -100,8 +101,8 @@ def _measure_step(g: "Gesso", steps: int) -> dict[str, Any]:
     """
     constraints = {"free": None, "any_text": "(?s).*", "any_line": ".*"}
     settings: dict[str, Any] = {
-        "max_new_tokens": CANVAS,
-        "canvas_length": CANVAS,
+        "max_new_tokens": canvas,
+        "canvas_length": canvas,
         "steps": steps + 2,
         "stopping": "fixed",
         "seed": 1,

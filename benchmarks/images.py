@@ -7,7 +7,7 @@ The floor of a vision pass is its operations at the speed that a large matrix pr
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,6 @@ from gesso.images.tokens import image_tokens
 from gesso.model.vision_config import VisionConfig
 from gesso.settings import Diffusion
 
-TOKENS = (70, 280, 1120)
 SIDES = {70: (7, 10), 280: (14, 20), 1120: (28, 40)}  # soft tokens: rows and columns
 TEXT = 64  # tokens of text after the images
 SEVERAL = 4  # images in one prompt
@@ -60,31 +59,31 @@ def bench(
         write="canvas",
         threads=threads,
     )
-    return measure(g, TOKENS)
+    return measure(g, SIDES)
 
 
-def measure(g: Gesso, tokens: Sequence[int], runs: int = RUNS) -> dict[str, Any]:
-    """Return the times of vision passes of so many soft tokens, and of prompts with the default ones."""
+def measure(g: Gesso, sides: Mapping[int, tuple[int, int]], runs: int = RUNS) -> dict[str, Any]:
+    """Return the times of vision passes of so many soft tokens in rows and columns, and of prompts with the default
+    ones."""
     if g.model.vision is None:
         raise InputError("the model has no vision tower; this benchmark needs one, such as that of random:26b-a4b")
     device = g.model.device
     speed = _speed(device, g.model.dtype)
     passes = []
-    for count in tokens:
-        rows, columns = SIDES[count]
+    for count, (rows, columns) in sides.items():
         image = picture(g.config.vision, rows, columns, seed=0)
         ms = _median(lambda image=image: g.engine.runner.backend.see(image), device, runs)  # type: ignore[misc]
         floor = 1e3 * operations(g.config.vision, image.rows * image.columns, g.config.hidden_size) / speed
         passes.append({"tokens": count, "patches": image.rows * image.columns, "ms": ms, "floor_ms": floor,
                        "ratio": ms / floor})  # fmt: skip
-    count = tokens[len(tokens) // 2]
+    usual = list(sides.values())[len(sides) // 2]
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "dtype": str(g.model.dtype).removeprefix("torch."),
         "quantized": g.config.quantization,
         "tflops_of_a_product": speed / 1e12,
         "passes": passes,
-        "prompts": _prompts(g, *SIDES[count], runs),
+        "prompts": _prompts(g, *usual, runs),
     }
 
 

@@ -36,6 +36,7 @@ from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.source import locate
 from gesso.cli.terminal import print_json, print_styled
 from gesso.constraints.constraint import Guides
+from gesso.constraints.guide import Guide
 from gesso.constraints.validate import UNREADABLE, schema_problem
 from gesso.errors import InputError
 from gesso.progress import Progress
@@ -228,18 +229,20 @@ def _outcomes(schemas: Sequence[Named], answers: int, workers: int) -> Iterator[
         yield from pool.map(outcome_of, schemas, [answers] * len(schemas))
 
 
-def outcome_of(named: Named, answers: int) -> Outcome:
-    """Compile one schema, draw texts and judge them."""
+def outcome_of(
+    named: Named, answers: int, draw: Callable[[Guide, random.Random], str] = random_text, limit: int = SECONDS
+) -> Outcome:
+    """Compile one schema, draw texts and judge them, within a limit in seconds."""
     outcome = Outcome(named.subset, named.name)
     try:
-        with _time_limit(SECONDS):
-            _fill(outcome, named, answers)
+        with _time_limit(limit):
+            _fill(outcome, named, answers, draw)
     except _OutOfTime:
-        outcome.refusal = f"not done after {SECONDS} s; see its seconds for the part that compiling took"
+        outcome.refusal = f"not done after {limit} s; see its seconds for the part that compiling took"
     return outcome
 
 
-def _fill(outcome: Outcome, named: Named, answers: int) -> None:
+def _fill(outcome: Outcome, named: Named, answers: int, draw: Callable[[Guide, random.Random], str]) -> None:
     compiler = guides()
     started = _cpu_seconds()
     try:
@@ -254,7 +257,7 @@ def _fill(outcome: Outcome, named: Named, answers: int) -> None:
     rng = random.Random(named.name)
     for _ in range(answers):
         try:
-            text = random_text(guide, rng)
+            text = draw(guide, rng)
         except InputError as error:  # states are made on the way, within limits
             outcome.refusal = str(error)
             return

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -255,13 +256,17 @@ def browser():
 
 @pytest.fixture
 def main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """Run the command line in this process, which is faster than starting another."""
+    """Run the command line in this process, which is faster than starting another. Of `terminals`, such as "stderr",
+    it takes what it reads and writes for a terminal."""
     from gesso.cli import main as cli
 
-    def run(*arguments: str, stdin: str | io.StringIO = "") -> SimpleNamespace:
-        # As a shell gives it to a process.
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin) if isinstance(stdin, str) else stdin)
-        code = cli.main(list(arguments))
+    def run(*arguments: str, stdin: str | io.StringIO = "", terminals: Sequence[str] = ()) -> SimpleNamespace:
+        with monkeypatch.context() as patch:
+            # As a shell gives it to a process.
+            patch.setattr(sys, "stdin", io.StringIO(stdin) if isinstance(stdin, str) else stdin)
+            for name in terminals:
+                patch.setattr(getattr(sys, name), "isatty", lambda: True, raising=False)
+            code = cli.main(list(arguments))
         output = capsys.readouterr()
         return SimpleNamespace(code=code, out=output.out, err=output.err)
 

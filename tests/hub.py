@@ -31,6 +31,7 @@ class Hub:
     damaged: set[str] = field(default_factory=set)  # send other bytes of the same size
     status: dict[str, int] = field(default_factory=dict)  # of every path that contains the key
     sizes: dict[str, int] = field(default_factory=dict)  # sizes in the list of files that are not true
+    blob_ids: dict[str, str] = field(default_factory=dict)  # hashes in the list of files that are not true
     ignore_range: bool = False
     requests: list[tuple[str, str | None]] = field(default_factory=list)  # path and Range
     private: set[str] = field(default_factory=set)  # repositories
@@ -53,7 +54,11 @@ class Hub:
         files = []
         for file, content in self.repositories[name].items():
             size = self.sizes.get(file, len(content))
-            one: dict[str, Any] = {"rfilename": file, "size": size, "blobId": git_hash(content)}
+            one: dict[str, Any] = {
+                "rfilename": file,
+                "size": size,
+                "blobId": self.blob_ids.get(file, git_hash(content)),
+            }
             if file.endswith(LFS):
                 one["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": size, "pointerSize": 135}
             files.append(one)
@@ -83,6 +88,11 @@ class Hub:
 
 def git_hash(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    def handle_error(self, *_: Any) -> None:
+        """Report nothing: a client may close a connection."""
 
 
 @contextmanager
@@ -192,7 +202,7 @@ def serving() -> Iterator[Hub]:
                 hub.released.wait()
             self.close_connection = stop < end
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     hub.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

@@ -1,4 +1,5 @@
-"""The steps of the Dockerfile, in a virtual environment: the same commands, on copies of the same files."""
+"""The steps of the Dockerfile, in a virtual environment: the same commands, on copies of the same files. They build and
+install the wheel, which is complete, small, and usable without the repository."""
 
 import json
 import re
@@ -13,10 +14,12 @@ from urllib.request import urlopen
 import pytest
 
 import gesso
+from gesso.demo import EXAMPLES
 from tests import environments
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
+MOST_BYTES = 60_000_000  # of the wheel; its files are larger, since it is compressed
 SYSTEM = ("apt-get ", "useradd ")  # change the system; only Docker runs them
 
 
@@ -83,6 +86,59 @@ def test_the_steps_install_the_command_of_the_entry_point(built, tmp_path):
     environment = environments.variables(built)
     done = subprocess.run([built / program, "--version"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.stdout == f"gesso {gesso.__version__}\n", done.stderr
+
+
+@pytest.fixture
+def site(built: Path) -> Path:
+    """The directory into which the steps have installed the wheel."""
+    (directory,) = built.parent.glob("lib/python*/site-packages")
+    return directory
+
+
+def test_the_wheel_has_name_and_version_and_is_small(site: Path) -> None:
+    assert (site / f"gesso_lm-{gesso.__version__}.dist-info").is_dir()
+    assert sum(path.stat().st_size for path in files_of(site)) < MOST_BYTES
+
+
+def test_the_wheel_has_every_file_of_the_package_and_no_other(site: Path) -> None:
+    package = {path.relative_to(ROOT).as_posix() for path in files_of(ROOT)}
+    assert {
+        "gesso/py.typed",
+        "gesso/bundled/gesso-mini/model-00001-of-00002.safetensors",
+        "gesso/demo/puzzle.jpg",
+        "gesso/eval/structured/words.toml",
+        "gesso/serve/studio/index.html",
+    } <= package
+    assert {path.relative_to(site).as_posix() for path in files_of(site)} == package
+
+
+def files_of(directory: Path) -> list[Path]:
+    """Return the files of the package below a directory."""
+    return [path for path in (directory / "gesso").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+
+
+def test_the_wheel_has_no_benchmarks_and_no_tools(site: Path) -> None:
+    (info,) = site.glob("gesso_lm-*.dist-info")
+    installed = (info / "RECORD").read_text(encoding="utf-8").splitlines()
+    assert {line.partition("/")[0] for line in installed} == {"gesso", info.name, ".."}  # .. is the command
+    bench = {path.stem for path in (ROOT / "gesso" / "bench").glob("*.py")}
+    assert bench == {"__init__", "device", "large_cpu", "model", "requests", "serve", "server"}
+
+
+def test_the_installed_wheel_runs_the_demo_away_from_the_repository(built: Path, site: Path, tmp_path: Path) -> None:
+    here = tmp_path / "empty"
+    here.mkdir()
+    # Neither the model nor the file of defaults that a person has chosen changes the demo.
+    (tmp_path / "config.toml").write_text('[sudoku]\nmodel = "/nowhere"\n')
+    settings = {"GESSO_MODEL": "/nowhere", "GESSO_CONFIG": str(tmp_path / "config.toml")}
+    environment = environments.variables(built) | settings
+    command = [built / "gesso", "demo"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=here, env=environment, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    for example in EXAMPLES:
+        assert example.answer.strip() in done.stdout, example.title
+    assert f"gesso infill {site}/gesso/demo/point.txt --seed 1" in done.stdout
+    assert list(here.iterdir()) == []
 
 
 def test_the_command_serves_and_the_health_check_passes(built, own_cache, tmp_path):

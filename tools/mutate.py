@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -201,26 +201,11 @@ class Recorded:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def drawn(directory: Path, seed: int, count: int) -> tuple[list[Mutant], Recorded]:
+def drawn(directory: Path, among: Sequence[Mutant], seed: int, count: int) -> tuple[list[Mutant], Recorded]:
     """Return a random choice among the mutants whose line a test executed."""
     recorded = Recorded(directory)
-    possible = [mutant for mutant in mutants(ROOT) if (mutant.file, mutant.line) in recorded.tests]
+    possible = [mutant for mutant in among if (mutant.file, mutant.line) in recorded.tests]
     return random.Random(seed).sample(possible, min(count, len(possible))), recorded
-
-
-def run(directory: Path, seed: int, count: int) -> None:
-    """Test the drawn mutants that have no verdict yet."""
-    chosen, recorded = drawn(directory, seed, count)
-    write_tree(directory / "tree")
-    done = {verdict.key for verdict in verdicts(directory)}
-    known = equivalent()
-    for number, mutant in enumerate(chosen, start=1):
-        if mutant.key in done or mutant.key in known:
-            continue
-        verdict = judge(directory / "tree", mutant, recorded.of(mutant))
-        with (directory / "verdicts.jsonl").open("a", encoding="utf-8") as out:
-            out.write(json.dumps(asdict(verdict)) + "\n")
-        print(f"{number}/{len(chosen)} {verdict.caught_by or 'SURVIVED'}  {mutant.key}", flush=True)
 
 
 def judge(tree: Path, mutant: Mutant, tests: list[str]) -> Verdict:
@@ -254,6 +239,26 @@ def first_failure(tree: Path, tests: list[str]) -> str:
     if code == 0:
         return ""
     return report.read_text(encoding="utf-8").strip() if report.exists() else "collection"
+
+
+def run(
+    directory: Path,
+    among: Sequence[Mutant],
+    seed: int,
+    count: int,
+    judge: Callable[[Path, Mutant, list[str]], Verdict] = judge,
+) -> None:
+    """Test the drawn mutants that have no verdict yet, in the tree of the directory."""
+    chosen, recorded = drawn(directory, among, seed, count)
+    done = {verdict.key for verdict in verdicts(directory)}
+    known = equivalent()
+    for number, mutant in enumerate(chosen, start=1):
+        if mutant.key in done or mutant.key in known:
+            continue
+        verdict = judge(directory / "tree", mutant, recorded.of(mutant))
+        with (directory / "verdicts.jsonl").open("a", encoding="utf-8") as out:
+            out.write(json.dumps(asdict(verdict)) + "\n")
+        print(f"{number}/{len(chosen)} {verdict.caught_by or 'SURVIVED'}  {mutant.key}", flush=True)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -310,7 +315,8 @@ def main() -> int:
     if rest:
         parser.error(f"unknown arguments: {' '.join(rest)}")
     if options.command == "run":
-        run(directory, options.seed, options.count)
+        write_tree(directory / "tree")
+        run(directory, mutants(ROOT), options.seed, options.count)
     else:
         print("\n".join(table(directory)))
     return 0

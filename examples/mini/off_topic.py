@@ -49,18 +49,22 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="answers that are written at once")
     given = parser.parse_args()
     g = gesso.load(given.model, max_batch=given.batch)
-    judged = [
-        (question, answer.text, flaws(answer))
-        for question, result in ask(g, QUESTIONS[: given.questions], given.seeds, given.batch)
-        for answer in [g.read_answer(result)]
-    ]
+    asked = ask(g, QUESTIONS[: given.questions], given.seeds, given.batch)
+    answers = [(question, g.read_answer(result)) for question, result in asked]
+    sys.exit(report(answers, given.samples) > 0)
+
+
+def report(answers: Sequence[tuple[str, Answer]], samples: int) -> int:
+    """Print the shares of flaws, the answers with a flaw and some others. Return how many have a flaw."""
+    judged = [(question, answer.text, flaws(answer)) for question, answer in answers]
     flawed = [one for one in judged if one[2]]
-    print(f"{len(judged)} answers to {given.questions} questions, {len(flawed)} with a flaw")
+    questions = {question for question, _ in answers}
+    print(f"{len(judged)} answers to {len(questions)} questions, {len(flawed)} with a flaw")
     for name in ("blank", "no end punctuation", "call syntax"):
         print(f"  {name:20}{100 * sum(name in found for *_, found in judged) / len(judged):5.1f} %")
-    for question, text, found in flawed + random.Random(0).sample(judged, min(given.samples, len(judged))):
+    for question, text, found in flawed + random.Random(0).sample(judged, min(samples, len(judged))):
         print(f"{question}\n    {text!r} {', '.join(found)}")
-    sys.exit(bool(flawed))
+    return len(flawed)
 
 
 if __name__ == "__main__":

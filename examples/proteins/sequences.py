@@ -60,7 +60,7 @@ def is_usable(sequence: str) -> bool:
     return len(sequence) >= SMALLEST and not sequence.strip(RESIDUES)
 
 
-def divide(sequences: Mapping[str, str], progress: Callable[[str], None]) -> list[Protein]:
+def divide(sequences: Mapping[str, str], progress: Callable[[str], None], known_share: int = KNOWN) -> list[Protein]:
     """Return the sequences with their splits. Those of held-out families with a relative in training are left out."""
     names, texts = list(sequences), list(sequences.values())
     family = families(texts).tolist()
@@ -79,8 +79,8 @@ def divide(sequences: Mapping[str, str], progress: Callable[[str], None]) -> lis
     found = []
     for i, name in enumerate(names):
         if split[i] == "train":
-            known = sizes[family[i]] > 1 and (chosen := _number(name)) % KNOWN == 0
-            label = ("validation", "test")[chosen // KNOWN % 2] if known else "train"
+            known = sizes[family[i]] > 1 and (chosen := _number(name)) % known_share == 0
+            label = ("validation", "test")[chosen // known_share % 2] if known else "train"
         elif i in kept:
             label, known = split[i], False
         else:

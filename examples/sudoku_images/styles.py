@@ -66,14 +66,14 @@ def show(name: str, right: Sequence[bool]) -> None:
         print(f"| {name} | {share:.1f} % ({100 * low:.1f} to {100 * high:.1f}) of {len(right)} |", flush=True)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description="Measure reading by style.")
     add = parser.add_argument
     add("-m", "--model", default="gesso-sudoku")
     add("--count", type=int, default=1000, help="pictures of the test split")
     add("--changed", type=int, default=200, help="pictures on light paper to change")
     add("--font", action="append", default=[], help="file of another font; may be repeated")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     g = gesso.load(options.model)
     asked = [item.ask for item in SudokuImages().items("test", options.count, seed=0)]
     drawings = [drawing for drawing in asked if isinstance(drawing, Drawing)]

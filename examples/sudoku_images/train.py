@@ -9,6 +9,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -173,8 +174,8 @@ def read_tower(name: str, device: torch.device) -> Vision:
     return found
 
 
-def main() -> None:
-    options = arguments()
+def main(words: Sequence[str] | None = None) -> None:
+    options = arguments(words)
     device = torch.device(options.device)
     torch.manual_seed(options.seed)
     directory = find_directory(SOLVER)
@@ -194,7 +195,7 @@ def main() -> None:
         print(f"The model is in {options.out / SOLVER}", flush=True)
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description="Train the tower of gesso-sudoku.")
     add = parser.add_argument
     add("--out", type=Path, required=True, help="directory for metrics.jsonl and the model")
@@ -215,7 +216,7 @@ def arguments() -> argparse.Namespace:
     add("--every", type=float, default=20.0, help="seconds between evaluations")
     add("--fonts", type=Path, help="directory of fonts, besides the one that comes with Pillow; see `fonts`")
     add("--start", help="model whose tower to train further, such as gesso-sudoku; then all pictures are difficult")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if options.start and options.side != 9:
         parser.error("--start needs --side 9: the towers of models read grids of 9 x 9 cells")
     return options

@@ -172,8 +172,8 @@ def runs_of(parts: Sequence[Stored]) -> list[FileRun]:
 class CopyLane:
     """A pinned buffer and a stream, used by one thread at a time. Without a GPU, for tests, plain memory."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.buffer = torch.empty(CHUNK, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    def __init__(self, device: torch.device, chunk: int) -> None:
+        self.buffer = torch.empty(chunk, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def copy(self, target: Tensor, ready: Any) -> None:
@@ -195,14 +195,15 @@ class ThreadedReader:
 
     ahead = AHEAD
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, chunk: int = CHUNK) -> None:
         self.device = device
+        self.chunk = chunk
         self.lanes: SimpleQueue[CopyLane] = SimpleQueue()
         self.pool = ThreadPoolExecutor(THREADS)
 
     def __enter__(self) -> Self:
         for _ in range(THREADS):
-            self.lanes.put(CopyLane(self.device))
+            self.lanes.put(CopyLane(self.device, self.chunk))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -219,8 +220,8 @@ class ThreadedReader:
         chunks: list[Future[None]] = []
         for run, raw in zip(runs, memory, strict=True):
             first = parts[run.members[0]]
-            for start in range(0, run.nbytes, CHUNK):
-                target = raw[start : start + CHUNK]
+            for start in range(0, run.nbytes, self.chunk):
+                target = raw[start : start + self.chunk]
                 chunks.append(self.pool.submit(self._chunk, first, run.offset + start, target, ready))
             for i in run.members:
                 start = parts[i].offset - run.offset

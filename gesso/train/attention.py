@@ -150,7 +150,7 @@ def compiled_attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, blocks: Bloc
     return out[0].transpose(0, 1)
 
 
-def tile_mask(layout: Layout, window: int | None, device: torch.device) -> BlockMask:
+def tile_mask(layout: Layout, window: int | None, device: torch.device, tile: int = TILE) -> BlockMask:
     """Return the mask for `compiled_attention`. Tiles are compared by their ranges, not pair by pair."""
     ranges = np.stack([*layout.ranges(window), *layout.canvas_ranges()]).astype(np.int32)
     low_T, high_T, start_T, end_T = send(torch.from_numpy(ranges), device)
@@ -158,18 +158,18 @@ def tile_mask(layout: Layout, window: int | None, device: torch.device) -> Block
     def attends(b: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k >= low_T[q]) & (k < high_T[q]) | (k >= start_T[q]) & (k < end_T[q])
 
-    tiles = -(-layout.tokens // TILE)
-    left = torch.arange(tiles, device=device) * TILE
-    right = left + TILE
+    tiles = -(-layout.tokens // tile)
+    left = torch.arange(tiles, device=device) * tile
+    right = left + tile
     some = torch.zeros(tiles, tiles, dtype=torch.bool, device=device)  # whether any pair of the tile is visible
     every = some.clone()  # whether all are
     for first_T, past_T in ((low_T, high_T), (start_T, end_T)):
         # Queries after the end of the sequence attend to nothing and must not count.
-        lowest_first = _by_tile(first_T, fill=layout.tokens).amin(1)
-        highest_past = _by_tile(past_T, fill=0).amax(1)
+        lowest_first = _by_tile(first_T, tile, fill=layout.tokens).amin(1)
+        highest_past = _by_tile(past_T, tile, fill=0).amax(1)
         some |= (left < highest_past[:, None]) & (right > lowest_first[:, None])
-        highest_first = _by_tile(first_T, fill=0).amax(1)
-        lowest_past = _by_tile(past_T, fill=layout.tokens).amin(1)
+        highest_first = _by_tile(first_T, tile, fill=0).amax(1)
+        lowest_past = _by_tile(past_T, tile, fill=layout.tokens).amin(1)
         every |= (left >= highest_first[:, None]) & (right <= lowest_past[:, None])
 
     partial_count, partial_indices = _counts_and_indices(some & ~every)
@@ -179,15 +179,15 @@ def tile_mask(layout: Layout, window: int | None, device: torch.device) -> Block
         kv_indices=partial_indices,
         full_kv_num_blocks=full_count,
         full_kv_indices=full_indices,
-        BLOCK_SIZE=TILE,
+        BLOCK_SIZE=tile,
         mask_mod=attends,
         seq_lengths=(layout.tokens, layout.tokens),
     )
 
 
-def _by_tile(x_T: Tensor, fill: int) -> Tensor:
-    """Return the values of each tile [tiles, TILE], with `fill` after the end of the sequence."""
-    return F.pad(x_T, (0, -len(x_T) % TILE), value=fill).view(-1, TILE)
+def _by_tile(x_T: Tensor, tile: int, fill: int) -> Tensor:
+    """Return the values of each tile [tiles, tile], with `fill` after the end of the sequence."""
+    return F.pad(x_T, (0, -len(x_T) % tile), value=fill).view(-1, tile)
 
 
 def _counts_and_indices(chosen: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,9 +18,17 @@ from gesso.train.layout import Ints, Layout
 
 Bools = npt.NDArray[np.bool_]
 
-BLOCK = 512  # queries of a block, at most
-ROUND = 256  # blocks whose numbers of keys are equal when rounded up to this multiple share a group, under a mask
-PAIRS = 1 << 21  # queries times keys of a group, at most, unless one block has more: bounds the memory of the scores
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSizes:
+    """The limits on blocks and groups."""
+
+    queries: int = 512  # of a block, at most
+    round_keys: int = 256  # blocks whose keys round up to the same multiple of this share a group, under a mask
+    pairs: int = 1 << 21  # of a group, at most, unless one block has more: bounds the memory of the scores
+
+
+SIZES = BlockSizes()
 
 
 @dataclass(frozen=True)
@@ -33,16 +41,18 @@ class BlockGroup:
     causal: bool  # the mask is a triangle: queries and keys of a block are the same tokens of one example
 
 
-def attention_groups(layout: Layout, window: int | None, device: torch.device) -> list[BlockGroup]:
+def attention_groups(
+    layout: Layout, window: int | None, device: torch.device, sizes: BlockSizes = SIZES
+) -> list[BlockGroup]:
     """Return groups whose blocks contain every query once, without waiting for the device."""
     low_T, high_T = layout.ranges(window)
-    blocks = _blocks(layout, low_T, high_T)
-    shape = np.stack([blocks.queries, -(-blocks.keys // ROUND), blocks.causal, blocks.dense], axis=1)
+    blocks = _blocks(layout, low_T, high_T, sizes.queries)
+    shape = np.stack([blocks.queries, -(-blocks.keys // sizes.round_keys), blocks.causal, blocks.dense], axis=1)
     members = []
     for group_shape in np.unique(shape, axis=0):
         alike = np.flatnonzero((shape == group_shape).all(1))
         pairs_per_block = int(group_shape[0] * blocks.keys[alike].max())
-        most = max(1, PAIRS // pairs_per_block)
+        most = max(1, sizes.pairs // pairs_per_block)
         members += np.split(alike, range(most, len(alike), most))
     range_2T = send(torch.from_numpy(np.stack([low_T, high_T])), device)
     table = np.stack([blocks.first, blocks.low, blocks.high, blocks.canvas, blocks.keys], axis=1)
@@ -73,11 +83,11 @@ class _BlockTable:
     dense: Ints  # every query attends to every key
 
 
-def _blocks(layout: Layout, low_T: Ints, high_T: Ints) -> _BlockTable:
+def _blocks(layout: Layout, low_T: Ints, high_T: Ints, most: int) -> _BlockTable:
     # Texts of one length are cut separately: their blocks have few shapes and need no mask between examples. Otherwise
     # a block may contain the end of one text and the next ones.
     alike = np.ptp(layout.width_B) == 0
-    first, queries = _cut(0, layout.text, int(layout.width_B[0]) if alike else layout.text)
+    first, queries = _cut(0, layout.text, int(layout.width_B[0]) if alike else layout.text, most)
     last = first + queries - 1
     low, high = low_T[first], high_T[last]  # neither decreases along the text
     text = _BlockTable(
@@ -92,7 +102,7 @@ def _blocks(layout: Layout, low_T: Ints, high_T: Ints) -> _BlockTable:
     )
 
     length = layout.canvas_length
-    first, queries = _cut(layout.text, layout.tokens, length)
+    first, queries = _cut(layout.text, layout.tokens, length, most)
     low, high = low_T[first], high_T[first]
     canvases = _BlockTable(
         first=first,
@@ -113,11 +123,12 @@ def _any_between(image_N2: Ints, first: Ints, end: Ints) -> Bools:
     return np.logical_or.reduce(touches, axis=1)
 
 
-def _cut(begin: int, end: int, period: int) -> tuple[Ints, Ints]:
-    """Return starts and lengths of blocks over a range that is cut at multiples of `period` too."""
-    offset = np.arange(0, period, BLOCK)
+def _cut(begin: int, end: int, period: int, most: int) -> tuple[Ints, Ints]:
+    """Return starts and lengths of blocks of at most `most` queries over a range that is also cut at multiples of
+    `period`."""
+    offset = np.arange(0, period, most)
     first = (np.arange(begin, end, period)[:, None] + offset).ravel()
-    queries = np.minimum(BLOCK, period - offset)
+    queries = np.minimum(most, period - offset)
     return first, np.tile(queries, len(first) // len(offset))
 
 

@@ -26,20 +26,23 @@ def token_losses(
     softcap: float,
     certainty: Tensor | None = None,
     of_chunk: Callable[..., Tensor] | None = None,
+    rows: int | None = None,
 ) -> Tensor:
     """Return the cross-entropy of every token, in the shape of `target`.
 
-    Where the argmax is the target, the entropy of the prediction, weighted by `certainty`, is added to the loss.
+    Where the argmax is the target, the entropy of the prediction, weighted by `certainty`, is added to the loss. Logits
+    of `rows` tokens are in memory at once, by default as many as `chunk_rows` allows.
     """
     if not target.numel():
         return hidden.new_zeros(target.shape, dtype=torch.float32)
     hidden_TH, target_T = hidden.flatten(0, -2), target.flatten()
     certainty_T = None if certainty is None else certainty.flatten()
+    rows = rows or chunk_rows(head_VH)
     if is_frozen(head_VH):
-        frozen = hidden_TH, head_VH, target_T, softcap, certainty_T
+        frozen = hidden_TH, head_VH, target_T, softcap, certainty_T, rows
         losses_T: Tensor = FrozenHeadLoss.apply(*frozen)  # type: ignore[no-untyped-call]
         return losses_T.view(target.shape)
-    parts = _split(chunk_rows(head_VH), hidden_TH, target_T, certainty_T)
+    parts = _split(rows, hidden_TH, target_T, certainty_T)
     of_chunk = of_chunk or chunk_loss
     losses = [
         checkpoint(of_chunk, h_RH, head_VH, target_R, softcap, certainty_R, use_reentrant=False)
@@ -75,10 +78,16 @@ class FrozenHeadLoss(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_TH: Tensor, head_VH: Weight, target_T: Tensor, softcap: float, certainty_T: Tensor | None
+        ctx: Any,
+        hidden_TH: Tensor,
+        head_VH: Weight,
+        target_T: Tensor,
+        softcap: float,
+        certainty_T: Tensor | None,
+        rows: int,
     ) -> Tensor:
         losses, slopes = [], []
-        for h_RH, target_R, certainty_R in _split(chunk_rows(head_VH), hidden_TH, target_T, certainty_T):
+        for h_RH, target_R, certainty_R in _split(rows, hidden_TH, target_T, certainty_T):
             raw_RV = F.linear(h_RH, head_VH)  # type: ignore[arg-type]
             tanh_RV = (raw_RV.float() / softcap).tanh_()
             logits_RV = softcap * tanh_RV
@@ -105,7 +114,7 @@ class FrozenHeadLoss(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (slope_TH,) = ctx.saved_tensors
-        return (slope_TH * gradients[0][:, None]).to(slope_TH.dtype), None, None, None, None
+        return (slope_TH * gradients[0][:, None]).to(slope_TH.dtype), None, None, None, None, None
 
 
 def is_frozen(weight: Weight) -> bool:

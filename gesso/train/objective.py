@@ -93,19 +93,19 @@ class Objective(nn.Module):
         total_B = decoder_B + self.settings.encoder_weight * encoder_B + self.settings.balance_weight * balance
         return Losses(total_B=total_B, decoder_B=decoder_B, encoder_B=encoder_B, balance=balance)
 
-    def compile_parts(self) -> None:
+    def compile_parts(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compile by layer: layers share their code, so compilation takes seconds per batch shape."""
         self.flex = self.model.device.type == "cuda"
         # Sliding and global layers, with and without gradient, for each batch shape.
         torch._dynamo.config.recompile_limit = 64
         warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")  # users cannot act on it
         for part in (*self.model.decoder.layers, self.model.decoder.norm):
-            part.compile(dynamic=False)
-        self.chunk_loss = torch.compile(chunk_loss)
-        self.balance_of = torch.compile(balance_loss)
+            part.compile(dynamic=False, backend=backend)
+        self.chunk_loss = torch.compile(chunk_loss, backend=backend)
+        self.balance_of = torch.compile(balance_loss, backend=backend)
         # Two graphs: one would unpack the table of a quantized model once for both, and keep all of it meanwhile.
-        self.predict = torch.compile(self.predict)
-        self.mean_embedding = torch.compile(self.mean_embedding)
+        self.predict = torch.compile(self.predict, backend=backend)
+        self.mean_embedding = torch.compile(self.mean_embedding, backend=backend)
 
     # --- one pass over text and canvases ------------------------------------------------------------------------
 

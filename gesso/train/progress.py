@@ -1,7 +1,8 @@
 """The progress of a training run on stderr: the metrics of a step, and samples."""
 
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -20,9 +21,15 @@ SHOWN = 200  # characters of a prompt, its end, and of an answer, its beginning
 class TrainingProgress:
     """Shows the metrics of each step. With `visible` false, nothing is shown."""
 
-    def __init__(self, steps: int, device: torch.device, visible: bool = True) -> None:
+    def __init__(
+        self,
+        steps: int,
+        device: torch.device,
+        visible: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.steps, self.device = steps, device
-        self.progress = Progress(keep=True, visible=visible)
+        self.progress = Progress(keep=True, visible=visible, clock=clock)
         self.held_out: float | None = None
 
     def __enter__(self) -> Self:

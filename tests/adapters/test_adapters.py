@@ -11,19 +11,12 @@ from gesso.checkpoint import write
 from gesso.checkpoint.load import load as load_weights
 from gesso.checkpoint.source import open_source
 from gesso.errors import InputError
-from tests import oracle
 from tests.model.test_parity import ids, load_pair, steps
 
 TIED = [7, 16, 18]  # together: sliding and global layers, one and several experts per token
 UNTIED = 3
 ALL = tuple(TARGETS)
 SETTINGS = LoraSettings(rank=3, alpha=5.0, targets=ALL)
-# Encoder and decoder without the vision tower, as a user of `peft` would write it.
-EVERYTHING = (
-    r"model\.(decoder|encoder\.language_model)\.layers\.\d+\.(self_attn|mlp|router)\.\w*proj"
-    r"|model\.decoder\.self_conditioning\.\w+_proj"
-)
-EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 
 
 def fill(model, name="default", seed=0):
@@ -61,27 +54,7 @@ def furthest(reference, model):
 
 
 def model_config(reference):
-    from peft import PeftModel
-
-    return reference.get_base_model() if isinstance(reference, PeftModel) else reference
-
-
-def peft_trained(directory, seed, tie=False, **options):
-    """Save an adapter made by `peft`, with random values. With `tie`, encoder and decoder have the same values."""
-    from peft import LoraConfig, get_peft_model  # takes seconds, so only the process that runs this file imports it
-
-    options = {"target_modules": EVERYTHING, "target_parameters": EXPERTS, "r": 2, "lora_alpha": 3, **options}
-    model = get_peft_model(oracle.reference(seed), LoraConfig(init_lora_weights=False, **options)).eval()
-    parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            if "lora_" in name:
-                parameter.normal_(0.0, 0.1)
-        for name, parameter in parameters.items():
-            if tie and "lora_" in name and "encoder.language_model" in name:
-                parameter.copy_(parameters[name.replace("encoder.language_model", "decoder")])
-    model.save_pretrained(directory)
-    return model
+    return reference.get_base_model() if hasattr(reference, "get_base_model") else reference
 
 
 # --- training -----------------------------------------------------------------------------------------------------

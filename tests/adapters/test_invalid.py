@@ -14,7 +14,7 @@ from gesso.adapters import LoraSettings, files
 from gesso.adapters.lora import attached
 from gesso.checkpoint import write
 from gesso.errors import CheckpointError, InputError
-from tests.adapters.test_adapters import ALL, SETTINGS, TIED, peft_trained
+from tests.adapters.test_adapters import ALL, SETTINGS, TIED
 from tests.model.test_parity import load_pair
 
 
@@ -82,7 +82,7 @@ def test_an_invalid_adapter_is_rejected_by_name_and_not_attached(tmp_path, saved
 
 
 def test_a_pattern_that_backtracks_exponentially_is_rejected_in_time(tmp_path, saved, monkeypatch):
-    monkeypatch.setattr(files, "PATTERN_SECONDS", 1.0)
+    monkeypatch.setattr(files, "PATTERN_SECONDS", 1.0)  # each pattern below takes all of it
     model, directory = saved
     for field in ("target_modules", "target_parameters", "exclude_modules"):
         shutil.copytree(directory, tmp_path / field)
@@ -114,14 +114,16 @@ def test_saving_follows_no_planted_link(tmp_path):
 
 def test_an_adapter_of_another_model_is_rejected(tmp_path):
     _, model = load_pair(tmp_path, TIED[0])
-    peft_trained(tmp_path / "adapter", TIED[1])
+    _, other = load_pair(tmp_path / "other", TIED[1])
+    adapters.add(other, SETTINGS)
+    adapters.save(other, tmp_path / "adapter", SETTINGS)
     with pytest.raises(CheckpointError, match="missing tensors|surplus tensors|has shape"):
         adapters.load(model, tmp_path / "adapter", "theirs")
 
 
-def test_missing_and_damaged_files_are_named(tmp_path):
-    _, model = load_pair(tmp_path, TIED[0])
-    peft_trained(tmp_path / "adapter", TIED[0])
+def test_missing_and_damaged_files_are_named(tmp_path, saved):
+    model, directory = saved
+    shutil.copytree(directory, tmp_path / "adapter")
     weights = tmp_path / "adapter" / files.WEIGHTS
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match=f"{files.WEIGHTS} is corrupt"):

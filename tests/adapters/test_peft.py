@@ -11,20 +11,25 @@ from gesso.checkpoint.load import load as load_weights
 from gesso.checkpoint.quantize import convert
 from gesso.checkpoint.source import open_source
 from gesso.errors import InputError
-from tests import tiny
+from tests import oracle, tiny
 from tests.adapters.test_adapters import (
     ALL,
-    EXPERTS,
     SETTINGS,
     TIED,
     UNTIED,
     fill,
     furthest,
     outputs,
-    peft_trained,
     relative,
 )
 from tests.model.test_parity import load_pair, steps
+
+# Encoder and decoder without the vision tower, as a user of `peft` would write it.
+EVERYTHING = (
+    r"model\.(decoder|encoder\.language_model)\.layers\.\d+\.(self_attn|mlp|router)\.\w*proj"
+    r"|model\.decoder\.self_conditioning\.\w+_proj"
+)
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 
 
 class Bare:
@@ -45,6 +50,24 @@ def through_peft(tmp_path, adapter="adapter"):
 
     base = DiffusionGemmaForBlockDiffusion.from_pretrained(tmp_path / "model").eval()
     return Bare(PeftModel.from_pretrained(base, tmp_path / adapter).eval())
+
+
+def peft_trained(directory, seed, tie=False, **options):
+    """Save an adapter made by `peft`, with random values. With `tie`, encoder and decoder have the same values."""
+    from peft import LoraConfig, get_peft_model  # takes seconds, so only this file imports it
+
+    options = {"target_modules": EVERYTHING, "target_parameters": EXPERTS, "r": 2, "lora_alpha": 3, **options}
+    model = get_peft_model(oracle.reference(seed), LoraConfig(init_lora_weights=False, **options)).eval()
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if "lora_" in name:
+                parameter.normal_(0.0, 0.1)
+        for name, parameter in parameters.items():
+            if tie and "lora_" in name and "encoder.language_model" in name:
+                parameter.copy_(parameters[name.replace("encoder.language_model", "decoder")])
+    model.save_pretrained(directory)
+    return model
 
 
 @pytest.mark.parametrize("seed", [TIED[0], UNTIED])

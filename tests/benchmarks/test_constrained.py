@@ -13,11 +13,10 @@ from tests.bench.test_bench import TINY
 
 def test_constrained_and_free_steps_are_measured(monkeypatch):
     monkeypatch.setitem(random_weights.SHAPES, "mini", TINY)
-    monkeypatch.setattr(constrained, "WARM", 0)
     g = gesso.load("random:mini", device="cpu", max_batch=2)
     whole = SearchTimes(beside_pass=60.0)  # every search ends beside the next pass
     g.engine = Engine(g.model, g.decode, max_batch=2, backend=CapturesPlainly(g.model), search_times=whole)
-    found = constrained.measure(g, [1], prompt=4, steps=12, beside=1)
+    found = constrained.measure(g, [1], prompt=4, steps=12, beside=1, warm=0)
     (alone,) = found["alone"]
     assert alone["free_ms"] > 0 and alone["times"] == pytest.approx(alone["constrained_ms"] / alone["free_ms"])
     beside = found["beside"]

@@ -1,15 +1,10 @@
 """The cost of a constraint per step."""
 
-import json
-
 from benchmarks import constraints
 
 
-def test_the_cost_of_a_constraint_is_measured(capsys, monkeypatch):
-    monkeypatch.setattr("benchmarks.constraints.VOCABULARY", 4096)
-    monkeypatch.setattr("benchmarks.constraints.CANVAS", 32)
-    constraints.main(["--fields", "3", "--steps", "2"])
-    found = json.loads(capsys.readouterr().out)
+def test_the_cost_of_a_constraint_is_measured():
+    found = constraints.measure(fields=3, steps=2, vocabulary=4096, canvas=32)
     assert found["vocabulary"] == 4096 and found["states"] > 50
     assert all(
         found[name] > 0 for name in ("search_ms", "search_ms_worst", "candidates_ms", "compile_seconds", "step_ms")

@@ -13,14 +13,12 @@ from tests import tiny
 
 
 def test_vision_passes_and_prompts_with_images_are_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "SIDES", {1: (1, 1), 4: (2, 2)})
-    monkeypatch.setattr(images, "SIZE", {"cpu": 64})
     g = gesso.load(tiny.make(tmp_path / "model", sees=True), device="cpu")
     seen = []
     monkeypatch.setattr(
         g.engine.runner.seen, "see", lambda image, see=g.engine.runner.seen.see: seen.append(image) or see(image)
     )
-    found = images.measure(g, (1, 4), runs=1)
+    found = images.measure(g, {1: (1, 1), 4: (2, 2)}, runs=1)
     assert [row["tokens"] for row in found["passes"]] == [1, 4] and [row["patches"] for row in found["passes"]] == [
         9,
         36,
@@ -44,4 +42,4 @@ def test_operations_of_the_published_tower_are_those_of_its_matrices_and_scores(
 def test_a_model_without_a_tower_is_rejected(tmp_path):
     g = gesso.load(tiny.make(tmp_path / "model"), device="cpu")
     with pytest.raises(InputError, match="no vision tower"):
-        images.measure(g, (70,))
+        images.measure(g, images.SIDES)

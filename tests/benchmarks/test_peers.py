@@ -11,7 +11,7 @@ from tests.bench.tiny_shape import TINY
 
 def test_some_layers_of_transformers_stand_for_a_large_model_on_a_cpu(capsys, monkeypatch):
     monkeypatch.setitem(random_weights.SHAPES, "26b-a4b", TINY | {"moe_intermediate_size": 32})
-    monkeypatch.setattr(generation, "LEAST_BYTES", 1)
+    monkeypatch.setattr(generation, "LEAST_BYTES", 1)  # a large model has gigabytes
     monkeypatch.setattr(peers, "CUTS", (1, 2))
     small = ("-m", "random:26b-a4b", "--quantize", "int4", "--device", "cpu", "--prompt", "9", "--new", "5")
     peers.main(["transformers", *small])

@@ -75,13 +75,12 @@ def test_random_texts_are_accepted_and_differ():
     assert not accepts(guide, '{"x": 1}')
 
 
-def test_an_invalid_text_is_counted(monkeypatch):
-    monkeypatch.setattr(schemas, "random_text", lambda guide, rng: '{"x": 1, "y": "2"}')
-    outcome = schemas.outcome_of(Named("s", "point", POINT), 2)
+def test_an_invalid_text_is_counted():
+    outcome = schemas.outcome_of(Named("s", "point", POINT), 2, draw=lambda guide, rng: '{"x": 1, "y": "2"}')
     assert len(outcome.invalid) == 2 and '"2" is not of type "integer"' in outcome.invalid[0]
 
 
-def test_a_text_that_is_left_to_validation_is_counted_as_retried(monkeypatch):
+def test_a_text_that_is_left_to_validation_is_counted_as_retried():
     outcome = schemas.Outcome("s", "point", checked=1)
     schemas._judge(outcome, POINT, "{}")
     assert (outcome.retried, outcome.invalid) == (1, [])
@@ -100,14 +99,13 @@ def test_a_schema_that_the_validator_cannot_read_is_counted_as_unjudged():
     assert outcome.unjudged is not None and outcome.texts == 0
 
 
-def test_a_schema_that_takes_too_long_is_refused(monkeypatch):
+def test_a_schema_that_takes_too_long_is_refused():
     def endless(guide, rng):
         while True:
             pass
 
-    monkeypatch.setattr(schemas, "random_text", endless)
-    monkeypatch.setattr(schemas, "SECONDS", 1)
-    assert "not done after 1 s" in schemas.outcome_of(Named("s", "point", POINT), 1).refusal
+    outcome = schemas.outcome_of(Named("s", "point", POINT), 1, draw=endless, limit=1)
+    assert "not done after 1 s" in outcome.refusal
 
 
 def test_refusals_of_one_kind_are_counted_together():

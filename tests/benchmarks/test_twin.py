@@ -1,5 +1,7 @@
 """The GGUF file that llama.cpp is measured with."""
 
+import sys
+
 import gguf
 import pytest
 
@@ -44,6 +46,6 @@ def test_cut_keeps_the_last_layers(config):
 
 
 def test_missing_llama_cpp_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(llama_cpp, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(InputError, match="pip install llama-cpp-python"):
         llama_cpp.check_installed()

@@ -1,7 +1,5 @@
 """Commands whose disk is full, or that are killed while they write: one line, and nothing that looks complete."""
 
-import os
-import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +12,7 @@ import pytest
 from gesso.checkpoint.cache import PARTIAL
 from gesso.checkpoint.find import find
 from gesso.errors import CheckpointError
+from tests.full_disk import full_disk
 from tests.hub import Hub
 
 NAME = "someone/small"
@@ -32,20 +31,9 @@ main(sys.argv[1:])
 """
 
 
-def run(*arguments: str, limit: int) -> subprocess.CompletedProcess[str]:
-    """Run a command that can write at most `limit` bytes to a file. A write beyond fails, as on a full disk."""
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "gesso", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, preexec_fn=limited)
-
-
-def one_line(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+def one_line(done: SimpleNamespace) -> str:
+    assert done.code == 1
+    (line,) = done.err.splitlines()
     return line
 
 
@@ -56,7 +44,8 @@ def test_quantize_on_a_full_disk_leaves_nothing_and_names_the_target(
     target = tmp_path / "new" / ("model.gguf" if format == "gguf" else "model")
     to = "bf16" if format == "gguf" else "fp8"
     arguments = ("quantize", str(tiny_directory), str(target), "--format", format, "--to", to)
-    line = one_line(run(*arguments, limit=LIMIT))
+    with full_disk(LIMIT):
+        line = one_line(main(*arguments))
     assert line.endswith(f"{target} cannot be written: File too large; free some space and repeat")
     assert list(target.parent.iterdir()) == []
     assert main(*arguments).code == 0 and list(target.parent.iterdir()) == [target]
@@ -66,7 +55,8 @@ def test_pull_on_a_full_disk_is_continued_and_never_loadable_before(
     main: Main, hub: Hub, tiny_directory: Path, tmp_path: Path
 ) -> None:
     hub.add(NAME, tiny_directory)
-    line = one_line(run("pull", NAME, limit=LIMIT))
+    with full_disk(LIMIT):
+        line = one_line(main("pull", NAME))
     assert f"{NAME} cannot be stored in " in line
     assert line.endswith(": File too large; a download continues where it stopped")
     (partial,) = tmp_path.rglob(f"*{PARTIAL}")

@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -266,23 +267,31 @@ def test_removed_blob_is_downloaded_again(small: Hub, file: str) -> None:
 # --- refused before the download --------------------------------------------------------------------------------------
 
 
-def test_full_disk_is_reported_before_the_download(small: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = len(small.repositories[NAME]["model.safetensors"])
-    free = shutil.disk_usage(tmp_path)._replace(free=download.SPARE + size // 2)
-    monkeypatch.setattr(download.shutil, "disk_usage", lambda _: free)
+@pytest.fixture
+def limit_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A function that sets the free bytes of the disk, in addition to those that a download leaves."""
+
+    def limit(size: int) -> None:
+        usage = shutil.disk_usage(tmp_path)._replace(free=download.SPARE + size)
+        monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage)
+
+    return limit
+
+
+def test_full_disk_is_reported_before_the_download(small: Hub, limit_disk: Callable[[int], None]) -> None:
+    limit_disk(len(small.repositories[NAME]["model.safetensors"]) // 2)
     with pytest.raises(CheckpointError, match=r"needs 0\.0 GB more .* has 0\.1 GB free; nothing was downloaded"):
         pull()
     assert set(small.downloads()) <= {"config.json", INDEX}
 
 
-def test_space_for_the_rest_is_enough(small: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_space_for_the_rest_is_enough(small: Hub, limit_disk: Callable[[int], None]) -> None:
     size = len(small.repositories[NAME]["model.safetensors"])
     small.cut["model.safetensors"] = size - 1000
     with pytest.raises(CheckpointError):
         pull()
     small.cut.clear()
-    free = shutil.disk_usage(tmp_path)._replace(free=download.SPARE + size // 2)
-    monkeypatch.setattr(download.shutil, "disk_usage", lambda _: free)
+    limit_disk(size // 2)
     assert pull()
 
 
@@ -348,8 +357,8 @@ def test_commit_must_be_a_hash(small: Hub, commit: str) -> None:
         pull()
 
 
-def test_file_with_a_malformed_hash_is_not_part_of_the_model(small: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.hub.git_hash", lambda _: "../../escape")
+def test_file_with_a_malformed_hash_is_not_part_of_the_model(small: Hub) -> None:
+    small.blob_ids = dict.fromkeys(small.repositories[NAME], "../../escape")
     with pytest.raises(CheckpointError, match="no config.json"):
         pull()
 

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import Diffusion
 from tests import oracle, tiny
+from tests.full_disk import full_disk
 
 CPU = torch.device("cpu")
 
@@ -105,10 +107,9 @@ def test_save_keeps_tokenizer_template_and_unknown_fields(directory, tmp_path):
     assert (raw["image_token_id"], raw["someone_elses"]) == (258_880, {"a": 1})
 
 
-def test_failed_save_leaves_nothing_behind(directory, tmp_path, monkeypatch):
+def test_failed_save_leaves_nothing_behind(directory, tmp_path):
     model = load(directory)
-    monkeypatch.setattr("safetensors.torch.save_file", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with full_disk(20_000), pytest.raises(CheckpointError, match="File too large"):
         write.save(model, tmp_path / "out", source=directory)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
@@ -161,9 +162,9 @@ def test_long_load_shows_progress_only_on_a_terminal(directory, monkeypatch):
     for terminal in (True, False):
         screen = io.StringIO()
         screen.isatty = lambda terminal=terminal: terminal  # type: ignore[method-assign]
-        monkeypatch.setattr(sys, "stderr", screen)
-        monkeypatch.setattr(transfer, "LONG_LOAD", 1)
-        load(directory)
+        monkeypatch.setattr(transfer, "LONG_LOAD", 1)  # instead of a gigabyte
+        with redirect_stderr(screen):
+            load(directory)
         shown[terminal] = screen.getvalue()
     assert "loading weights" in shown[True]
     assert "GB" in shown[True]
@@ -342,16 +343,14 @@ def test_hub_name_offline_names_the_setting(own_cache, monkeypatch):
         find("nobody/nothing-at-all")
 
 
-def test_hub_name_is_found_in_the_local_cache_offline(directory, tmp_path, monkeypatch):
+def test_hub_name_is_found_in_the_local_cache_offline(directory, tmp_path, hub):
     """The cache has the layout of huggingface_hub: refs/main names the snapshot."""
-    import huggingface_hub.constants
-
+    hub.status["/"] = 503
     repo = tmp_path / "hub" / "models--someone--small"
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text("0" * 40)
     (repo / "snapshots").mkdir()
     directory.rename(repo / "snapshots" / ("0" * 40))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     assert load(find("someone/small")).config.vocab_size == 384
 
 

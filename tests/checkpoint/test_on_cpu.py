@@ -101,6 +101,13 @@ def logits(model: DiffusionGemma) -> torch.Tensor:
         return model.logits(model.encode(torch.arange(3, 40)[None], model.new_cache(1, 64)))
 
 
+@pytest.fixture
+def map_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Map tensors of any size, as if all were larger than a megabyte."""
+    monkeypatch.setattr(transfer, "LEAST_MAPPED", 1)
+
+
+@pytest.mark.usefixtures("map_small")
 def test_packed_tensors_of_a_file_are_mapped_and_give_the_same_numbers(
     stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +121,6 @@ def test_packed_tensors_of_a_file_are_mapped_and_give_the_same_numbers(
         read_into(memory, part, offset)
 
     monkeypatch.setattr(transfer, "read_into", recorded)
-    monkeypatch.setattr(transfer, "LEAST_MAPPED", 1)
     model = load(source, CPU, torch.float32, on_cpu=True)
     packed = {name for name, recipe in source.recipes.items() if recipe.format in FORMATS}
     assert packed and not any(name.startswith(tuple(packed)) for name in read)
@@ -133,8 +139,8 @@ def test_packed_matrices_can_be_converted_one_by_one_while_they_load(stored: Pat
     assert 0 < (mine - theirs).norm() < 0.01 * theirs.norm()
 
 
-def test_writing_to_a_mapped_tensor_does_not_change_the_file(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "LEAST_MAPPED", 1)
+@pytest.mark.usefixtures("map_small")
+def test_writing_to_a_mapped_tensor_does_not_change_the_file(stored: Path) -> None:
     before = [file.read_bytes() for file in open_source(stored).files]
     model = load(open_source(stored), CPU, torch.float32, on_cpu=True)
     for tensor in model.buffers():

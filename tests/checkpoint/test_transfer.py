@@ -46,11 +46,10 @@ def test_every_tensor_arrives_unchanged_and_in_order(stored):
     assert all(same(part, name) for name, (part,) in found)
 
 
-def test_threads_read_neighbours_at_once_and_files_in_chunks(stored, monkeypatch):
-    monkeypatch.setattr(transfer, "CHUNK", 16)  # most tensors take several chunks
+def test_threads_read_neighbours_at_once_and_files_in_chunks(stored):
     parts = [part for part in stored.values() if part.nbytes]
     assert len(transfer.runs_of(parts)) == 2, "one run per file"
-    with transfer.ThreadedReader(DEVICE) as reader:
+    with transfer.ThreadedReader(DEVICE, chunk=16) as reader:  # most tensors take several chunks
         tensors = reader.begin(parts[::-1])()
     assert all(same(tensor, part.name) for tensor, part in zip(tensors, parts[::-1], strict=True))
 

@@ -134,24 +134,32 @@ def test_ctrl_c_stops_an_answer_then_the_chat() -> None:
     assert "Traceback" not in terminal.output
 
 
-def test_ctrl_d_ends_the_chat(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ended(prompt: str) -> str:
-        raise EOFError
-
+def test_ctrl_d_ends_the_chat(main: Main) -> None:
     class Keyboard(io.StringIO):
         def isatty(self) -> bool:
             return True
 
-    monkeypatch.setattr("builtins.input", ended)
     done = main("chat", *SHORT, stdin=Keyboard())
     assert (done.code, done.out) == (0, "")
     assert done.err.endswith("> \n"), "the prompt is on stderr when stdout is not a terminal"
 
 
-def test_ctrl_c_at_the_prompt_keeps_the_conversation() -> None:
+def test_a_pasted_text_is_one_message_and_ctrl_c_at_the_prompt_keeps_the_conversation() -> None:
     terminal = Terminal("chat", *SHORT, "--no-live")
     terminal.read(until="> ")
-    time.sleep(0.3)  # readline prints its prompt shortly before it handles signals
+    time.sleep(0.3)  # readline prints its prompt shortly before it handles keys and signals
+    terminal.type("\x1b[200~one\ntwo\nthree\x1b[201~")
+    time.sleep(0.3)
+    terminal.type("\r")
+    terminal.read(until="seed 3")
+    terminal.read(until="> ")
+    time.sleep(0.3)
+    terminal.type("\x1b[A")  # the arrow upwards
+    terminal.read(until="three")
+    terminal.type("\r")
+    terminal.read(until="seed 3")
+    terminal.read(until="> ")
+    assert terminal.output.count("seed 3") == 2, "each line would have been a message"
     terminal.type("half a mess")
     terminal.read(until="half a mess")
     time.sleep(0.3)
@@ -167,26 +175,6 @@ def test_ctrl_c_at_the_prompt_keeps_the_conversation() -> None:
     terminal.read(until="> ")
     terminal.type("\x04")
     assert terminal.end() == 0
-
-
-def test_a_pasted_text_is_one_message_and_is_recalled_as_one() -> None:
-    terminal = Terminal("chat", *SHORT, "--no-live")
-    terminal.read(until="> ")
-    time.sleep(0.3)
-    terminal.type("\x1b[200~one\ntwo\nthree\x1b[201~")
-    time.sleep(0.3)
-    terminal.type("\r")
-    terminal.read(until="seed 3")
-    terminal.read(until="> ")
-    time.sleep(0.3)
-    terminal.type("\x1b[A")  # the arrow upwards
-    terminal.read(until="three")
-    terminal.type("\r")
-    terminal.read(until="seed 3")
-    terminal.read(until="> ")
-    terminal.type("\x04")
-    assert terminal.end() == 0
-    assert terminal.output.count("seed 3") == 2, "each line would have been a message"
 
 
 def test_the_first_line_of_a_chat_says_which_model_it_is() -> None:

@@ -11,11 +11,9 @@ import pytest
 import torch
 
 import gesso
-from gesso import loading
 from gesso.checkpoint import random_weights
 from gesso.cli.memory import advice
 from gesso.memory import device
-from gesso.memory.device import DeviceMemory
 from gesso.train import run
 
 Main = Callable[..., SimpleNamespace]
@@ -26,22 +24,22 @@ COMMANDS = ["generate", "chat", "infill", "edit", "trace", "eval", "sudoku", "be
 @pytest.fixture
 def small_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU with 26 GB, on which the 26B shape fits only with four bits for most matrices."""
-
-    def memory_of(_: torch.device, *, ours: bool = False) -> DeviceMemory:
-        return DeviceMemory(26 * 10**9, 26 * 10**9, "cpu")
-
-    monkeypatch.setattr(loading, "memory_of", memory_of)
-    monkeypatch.setattr(device, "memory_of", memory_of)
+    monkeypatch.setattr(device, "host_memory", lambda: (26 * 10**9, 26 * 10**9))
 
 
-def running_out(error: Exception) -> Callable[..., SimpleNamespace]:
-    """Return a `gesso.load` whose model fails with an error when its first event is read."""
+@pytest.fixture
+def fail_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], None]:
+    """A function that takes the error with which a model fails when its first event is read."""
 
-    def stream(*_: Any, **__: Any) -> Iterator[Any]:
-        raise error
-        yield
+    def fail(error: Exception) -> None:
+        def stream(*_: Any, **__: Any) -> Iterator[Any]:
+            raise error
+            yield
 
-    return lambda *_, **__: SimpleNamespace(stream=stream, events=stream, request=lambda *_, **__: None)
+        model = SimpleNamespace(stream=stream, events=stream, request=lambda *_, **__: None)
+        monkeypatch.setattr(gesso, "load", lambda *_, **__: model)  # the 26B shape, which must not be loaded
+
+    return fail
 
 
 def test_every_command_that_loads_a_model_has_the_memory_options(main: Main) -> None:
@@ -68,7 +66,7 @@ def test_a_model_that_does_not_fit_is_not_loaded_and_the_advised_command_fits(
     def make(*given: Any, on_cpu: bool) -> None:
         raise Loaded(given[3])
 
-    monkeypatch.setattr(random_weights, "make", make)
+    monkeypatch.setattr(random_weights, "make", make)  # 26B parameters
     done = main("generate", "two words", *BIG)
     assert (done.code, done.out) == (1, "")
     assert re.fullmatch(
@@ -90,9 +88,9 @@ def test_a_model_that_does_not_fit_is_not_loaded_and_the_advised_command_fits(
     ],
 )
 def test_running_out_of_memory_while_generating_is_one_message(
-    main: Main, small_card: None, monkeypatch: pytest.MonkeyPatch, error: Exception
+    main: Main, small_card: None, fail_with: Callable[[Exception], None], error: Exception
 ) -> None:
-    monkeypatch.setattr(gesso, "load", running_out(error))
+    fail_with(error)
     done = main("generate", "hi", *BIG, "--quantize", "fp8")
     assert (done.code, done.out) == (1, "")
     figures = r"weights quantized to fp8 \(.* GB\), .* need .* GB, and 23.40 GB may be used \(--memory 0.9\)"
@@ -101,15 +99,17 @@ def test_running_out_of_memory_while_generating_is_one_message(
 
 
 def test_without_a_narrower_precision_the_advice_is_another_device(
-    main: Main, small_card: None, monkeypatch: pytest.MonkeyPatch
+    main: Main, small_card: None, fail_with: Callable[[Exception], None]
 ) -> None:
-    monkeypatch.setattr(gesso, "load", running_out(torch.OutOfMemoryError("CUDA out of memory.")))
+    fail_with(torch.OutOfMemoryError("CUDA out of memory."))
     done = main("generate", "hi", *BIG, "--quantize", "int4")
     assert done.code == 1 and "use a shorter text" in done.err and "this fits" not in done.err
 
 
-def test_other_runtime_errors_are_not_taken_for_a_lack_of_memory(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gesso, "load", running_out(RuntimeError("a bug")))
+def test_other_runtime_errors_are_not_taken_for_a_lack_of_memory(
+    main: Main, fail_with: Callable[[Exception], None]
+) -> None:
+    fail_with(RuntimeError("a bug"))
     with pytest.raises(RuntimeError, match="a bug"):
         main("generate", "hi")
 
@@ -118,7 +118,7 @@ def test_running_out_of_memory_while_training_is_one_message(main: Main, monkeyp
     def train(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has …")
 
-    monkeypatch.setattr(run, "train", train)
+    monkeypatch.setattr(run, "train", train)  # memory cannot run out on purpose
     done = main("train", str(Path(__file__).parents[2] / "examples/overfit/overfit.toml"))
     assert done.code == 1
     assert done.err == (

@@ -5,13 +5,13 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.table import Table
 
-import gesso
 from gesso.checkpoint import aliases
-from gesso.cli import models, options
+from gesso.cli import options
 from gesso.cli.terminal import print_styled
 from gesso.errors import DoesNotFitError
 from tests.hub import COMMIT, Hub
@@ -28,6 +28,16 @@ class Terminal(io.StringIO):
 def small(hub: Hub, tiny_directory: Path) -> Hub:
     hub.add(NAME, tiny_directory)
     return hub
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The settings of each server that `gesso serve` would have started: a server would not end."""
+    from gesso.serve import run
+
+    settings: list[Any] = []
+    monkeypatch.setattr(run, "serve", lambda given, *_, **__: settings.append(given))
+    return settings
 
 
 def test_pull_prints_the_path_and_models_lists_it(main, small: Hub, tmp_path: Path) -> None:
@@ -53,12 +63,11 @@ def test_pull_of_no_hub_name_is_exit_code_2(main, hub: Hub, name: str) -> None:
     assert done.code == 2 and "owner/model" in done.err and hub.requests == []
 
 
-def test_rm_asks_and_reports_the_bytes(main, small: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rm_asks_and_reports_the_bytes(main, small: Hub) -> None:
     main("pull", NAME)
     assert main("rm", NAME).code == 2, "nobody to ask"
-    asked: list[str] = []
-    monkeypatch.setattr(models, "_confirmed", lambda question: bool(asked.append(question)))
-    assert "nothing deleted" in main("rm", NAME, stdin=Terminal()).err and NAME in asked[0]
+    done = main("rm", NAME, stdin=Terminal("n\n"))
+    assert "nothing deleted" in done.err and NAME in done.err
     assert NAME in main("models").out
     done = main("rm", NAME, "--yes")
     assert done.code == 0 and "MB freed" in done.err and NAME not in main("models").out
@@ -72,28 +81,21 @@ def test_chat_takes_the_model_as_an_argument_and_downloads_it(main, small: Hub) 
     assert "model.safetensors" in small.downloads()
 
 
-def test_alias_is_replaced_for_the_device_and_explained(main, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+def test_alias_is_replaced_for_the_device_and_explained(main, small: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
 
-    def choose(*given: object) -> aliases.CheckpointChoice:
-        seen.append(given)
+    def choose(*options: object) -> aliases.CheckpointChoice:
+        given.append(options)
         return aliases.CheckpointChoice(NAME, None, "chosen for a reason")
 
-    def load(name: str, **given: object) -> None:
-        seen.append((name, given["quantize"]))
-        raise gesso.CheckpointError("far enough")
-
-    monkeypatch.setattr(options, "choose_here", choose)
-    monkeypatch.setattr("gesso.load", load)
-    done = main("chat", "diffusiongemma", "--device", "cpu", "--memory", "0.5")
-    assert seen == [("cpu", "0.5", "none"), (NAME, None)] and "chosen for a reason" in done.err
+    monkeypatch.setattr(options, "choose_here", choose)  # a real choice would be a model of 26B parameters
+    short = ("--max-new-tokens", "4", "--seed", "1", "--json")
+    done = main("chat", "diffusiongemma", "--device", "cpu", "--memory", "0.5", *short, stdin="hi\n")
+    assert given == [("cpu", "0.5", "none")] and "chosen for a reason" in done.err
+    assert done.code == 0 and "model.safetensors" in small.downloads()
 
 
-def test_serve_checks_its_options_before_it_downloads(main, small: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gesso.serve import run
-
-    served: list[object] = []
-    monkeypatch.setattr(run, "serve", lambda settings, *_, **__: served.append(settings))
+def test_serve_checks_its_options_before_it_downloads(main, small: Hub, served: list[Any]) -> None:
     for wrong in (("--host", "0.0.0.0"), ("--api-key-file", "/nowhere"), ("--host", "256.0.0.1", "--without-keys")):
         assert main("serve", NAME, *wrong).code == 2
     assert small.requests == [] and not served
@@ -101,12 +103,11 @@ def test_serve_checks_its_options_before_it_downloads(main, small: Hub, monkeypa
     assert "model.safetensors" in small.downloads() and served[0].engine.model == NAME
 
 
-def test_serve_resolves_the_alias_in_a_process_that_ends(main, small: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_resolves_the_alias_in_a_process_that_ends(
+    main, small: Hub, served: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gesso.cli import serve
-    from gesso.serve import run
 
-    served: list[object] = []
-    monkeypatch.setattr(run, "serve", lambda settings, *_, **__: served.append(settings))
     with pytest.raises(DoesNotFitError, match=r"no GPU; .* 1\.0 GB of host memory"):
         serve.choose_apart("cpu", "1GB", "auto")
     monkeypatch.setattr(serve, "choose_apart", lambda *_: aliases.CheckpointChoice(NAME, "fp8", "because"))
@@ -116,8 +117,6 @@ def test_serve_resolves_the_alias_in_a_process_that_ends(main, small: Hub, monke
 
 
 def test_serve_on_ray_leaves_the_alias_to_each_replica(main, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gesso.cli import serve
-
     deployed: list[object] = []
 
     def deploy(settings: object, *_: object) -> str:
@@ -126,10 +125,9 @@ def test_serve_on_ray_leaves_the_alias_to_each_replica(main, monkeypatch: pytest
 
     ray = SimpleNamespace(Cluster=SimpleNamespace, WITHOUT_STORE="nothing stored", deploy=deploy)
     monkeypatch.setitem(sys.modules, "gesso.serve.ray", ray)
-    monkeypatch.setattr("gesso.serve.ray", ray, raising=False)
-    monkeypatch.setattr(serve, "choose_apart", lambda *_: pytest.fail("the alias was resolved here"))
-    done = main("serve", "diffusiongemma", "--ray")
-    assert done.code == 0 and "nothing stored" in done.err
+    done = main("serve", "diffusiongemma", "--ray", "--device", "cpu", "--memory", "1GB")
+    assert done.code == 0, "resolved here, the alias would not fit"
+    assert "nothing stored" in done.err
     assert (deployed[0].engine.model, deployed[0].name) == ("diffusiongemma", "diffusiongemma")
 
 

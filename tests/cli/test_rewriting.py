@@ -153,7 +153,7 @@ def test_path_that_is_no_file_is_rejected(main, tmp_path):
 
 @pytest.fixture
 def saved_meanwhile(monkeypatch):
-    """Return a function that changes a file while the model generates."""
+    """Return a function that changes a file while the model generates, or deletes it if there is no text."""
     from gesso.api import Gesso
 
     def save(path, text):
@@ -162,7 +162,7 @@ def saved_meanwhile(monkeypatch):
 
             def run(self, *arguments, original=original, **options):
                 found = original(self, *arguments, **options)
-                path.write_text(text)
+                path.unlink() if text is None else path.write_text(text)
                 return found
 
             monkeypatch.setattr(Gesso, name, run)
@@ -182,11 +182,9 @@ def test_file_changed_meanwhile_is_kept_and_the_result_printed(main, file, saved
     assert os.listdir(path.parent) == ["text.py"]
 
 
-def test_file_deleted_meanwhile_is_not_created_again(main, file, monkeypatch):
-    from gesso.api import Gesso
-
-    path, original = file("one two three\n"), Gesso.edit
-    monkeypatch.setattr(Gesso, "edit", lambda *a, **k: [original(*a, **k), path.unlink()][0])
+def test_file_deleted_meanwhile_is_not_created_again(main, file, saved_meanwhile):
+    path = file("one two three\n")
+    saved_meanwhile(path, None)
     ran = main("edit", str(path), "--in-place", "--span", "0:3", *SHORT)
     assert ran.code == 2 and not path.exists()
     assert "two three" in ran.out

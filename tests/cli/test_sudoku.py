@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +56,9 @@ class Fake:
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(map(chr, tokens))
 
+    def read_image(self, picture: Image.Image, where: str) -> Image.Image:
+        return picture
+
     def stream(self, prompt: str, **options: Any) -> Iterator[Any]:
         self.asked.append((prompt, options))
         right = self.answer is None or 0 < self.luck < len(self.asked)
@@ -72,7 +74,6 @@ class Fake:
 def fake(monkeypatch) -> Fake:
     model = Fake()
     monkeypatch.setattr(gesso, "load", model.load)
-    monkeypatch.setattr(view, "FRAME_SECONDS", 0.0)
     return model
 
 
@@ -229,43 +230,37 @@ def test_an_unsolved_puzzle_does_not_stop_the_others(main: Main, fake: Fake):
     assert done.err.endswith("1 of 2 solved\n")
 
 
-def test_a_terminal_gets_the_grid_in_nine_lines(main: Main, fake: Fake, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert main("sudoku", PUZZLE).out == nine_lines(SOLUTION)
+def test_a_terminal_gets_the_grid_in_nine_lines(main: Main, fake: Fake):
+    assert main("sudoku", PUZZLE, terminals=["stdout"]).out == nine_lines(SOLUTION)
 
 
 def test_the_live_view_shows_the_clues_then_the_answer_and_closes(main: Main, fake: Fake, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    done = main("sudoku", PUZZLE)
+    done = main("sudoku", PUZZLE, terminals=["stderr"])
     frames = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.err).split("┌───────┬───────┬───────┐")[1:]
     assert (done.code, done.out) == (0, SOLUTION + "\n")
     assert "│ 5 3 · │ · 7 · │ · · · │" in frames[0] and "reading the puzzle" in frames[0]
     assert spaced(SOLUTION[:3]) in frames[1] and "step 1 · cells settled 0/81" in frames[1]
     assert "step 2 · cells settled 81/81" in frames[2] and "solved in 2 steps" in frames[-1]
     for unwanted in ("--no-live", "--json"):
-        assert HIDE not in main("sudoku", PUZZLE, unwanted).err
+        assert HIDE not in main("sudoku", PUZZLE, unwanted, terminals=["stderr"]).err
 
 
 def test_pauses_of_the_live_view_do_not_count_as_model_time(main: Main, fake: Fake, monkeypatch):
     slept: list[float] = []
     clock = SimpleNamespace(perf_counter=lambda: sum(slept), sleep=slept.append)  # time passes only in sleep
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr(view, "FRAME_SECONDS", 10.0)
     monkeypatch.setattr(view, "time", clock)
     assert main("sudoku", PUZZLE).code == 0 and slept == [], "no live view, no pauses"
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert "solved in 2 steps, 0.00 s" in main("sudoku", PUZZLE).err
-    assert slept == [10.0, 10.0, 10.0]
+    assert "solved in 2 steps, 0.00 s" in main("sudoku", PUZZLE, terminals=["stderr"]).err
+    assert slept == pytest.approx([view.FRAME_SECONDS] * 3)
 
 
-def test_the_live_view_keeps_its_shape_with_tokens_of_noise(main: Main, tiny, monkeypatch):
+def test_the_live_view_keeps_its_shape_with_tokens_of_noise(main: Main, tiny_directory: Path, monkeypatch):
     """Drafts of a real engine may contain any token, even one wider than a cell."""
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(gesso, "load", lambda *_, **__: tiny)
-    monkeypatch.setattr(view, "FRAME_SECONDS", 0.0)
-    done = main("sudoku", PUZZLE, "--steps", "2", "--seed", "1", "--attempts", "2")
+    few = ("--steps", "2", "--seed", "1", "--attempts", "2")
+    done = main("sudoku", PUZZLE, "-m", str(tiny_directory), *few, terminals=["stderr"])
     assert "attempt 2, transformed · step 2" in done.err and "attempt 1: not solved" in done.err
     assert done.code == 1 and "not solved: the answer is not a grid" in done.err
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.err)
@@ -306,20 +301,24 @@ def test_a_low_terminal_gets_the_grid_without_lines(height: int, lines: int):
 
 
 @pytest.mark.parametrize(("given", "clues"), [("40-45", (40, 45)), ("70", (70, 70))])
-def test_eval_generates_puzzles_with_the_given_clues(main: Main, tiny, monkeypatch, given: str, clues: tuple[int, int]):
-    loaded: dict[str, Any] = {}
-    monkeypatch.setattr(gesso, "load", lambda *_, **options: loaded.update(options) or tiny)
-    seen = []
-    monkeypatch.setattr(Sudoku, "score", lambda self, item, _: seen.append(item) or dict.fromkeys(self.scores, 0.0))
-    assert main("eval", "sudoku", "--count", "2", "--steps", "1", "--clues", given, "--batch", "3").code == 0
-    assert loaded["max_batch"] == 3
-    assert len(seen) == 2
-    assert all(clues[0] <= 81 - item.meta["puzzle"].count("0") <= clues[1] for item in seen)
+def test_eval_generates_puzzles_with_the_given_clues(
+    main: Main, tiny_directory: Path, given: str, clues: tuple[int, int]
+):
+    few = ("--count", "2", "--steps", "1", "--batch", "3")
+    done = main("eval", "sudoku", "-m", str(tiny_directory), *few, "--clues", given, "--json")
+    (report,) = json.loads(done.out)
+    puzzles = Sudoku(clues=clues).items("test", 2, seed=0)
+    assert [item["expected"] for item in report["items"]] == [item.expected for item in puzzles]
 
 
-def test_eval_reports_first_and_last_attempts(main: Main, tiny, monkeypatch):
-    monkeypatch.setattr(gesso, "load", lambda *_, **__: tiny)
-    few = ("--count", "2", "--steps", "1", "--clues", "70")
+@pytest.mark.parametrize("clues", [(40, 45), (70, 70)])
+def test_generated_puzzles_have_the_given_clues(clues: tuple[int, int]):
+    puzzles = [item.meta["puzzle"] for item in Sudoku(clues=clues).items("test", 2, seed=0)]
+    assert all(clues[0] <= 81 - puzzle.count("0") <= clues[1] for puzzle in puzzles)
+
+
+def test_eval_reports_first_and_last_attempts(main: Main, tiny_directory: Path):
+    few = ("--count", "2", "--steps", "1", "--clues", "70", "-m", str(tiny_directory))
     done = main("eval", "sudoku", *few, "--attempts", "3")
     names = [line.split("  ")[1].strip() for line in done.out.splitlines()[1:]]
     assert names[:6] == ["exact", "cells", "valid", "exact, 1st try", "cells, 1st try", "valid, 1st try"]
@@ -364,7 +363,6 @@ def photo(tmp_path: Path) -> Path:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read PUZZLE in every picture; the prompt with the picture is that of the puzzle."""
-    monkeypatch.setattr(Fake, "read_image", lambda self, picture, where: object(), raising=False)
     monkeypatch.setattr(view, "read_grid", lambda model, image, where: PUZZLE)
     monkeypatch.setattr(view, "puzzle_prompt", lambda model, image: spaced(PUZZLE))
 

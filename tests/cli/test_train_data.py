@@ -22,6 +22,8 @@ def command(by_heart):
 def by_heart(tmp_path, small, monkeypatch):  # noqa: F811
     """The same run without held-out rows."""
     monkeypatch.chdir(tmp_path)
+    # By default, the answers that a run shows take 48 steps.
+    (small / "generation_config.json").write_text('{"max_new_tokens": 16, "max_denoising_steps": 2}')
     write(tmp_path / "chats.jsonl", range(6))
     write(tmp_path / "held.jsonl", range(6, 10))
     command = ["train", "--data", "chats.jsonl", "-m", str(small), "--steps", "4", "--rank", "2"]

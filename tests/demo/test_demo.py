@@ -1,4 +1,4 @@
-"""`gesso demo`: its commands and its exit code. `test_wheel.py` runs it from an installed wheel."""
+"""`gesso demo`: its commands and its exit code. `test_dockerfile.py` runs it from an installed wheel."""
 
 import shlex
 from types import SimpleNamespace

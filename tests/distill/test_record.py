@@ -88,7 +88,7 @@ def test_a_stop_string_ends_the_recorded_text(g, tmp_path):
 
 
 def test_an_interrupted_recording_continues_with_the_same_runs(g, recording, tmp_path, monkeypatch):
-    monkeypatch.setattr(recording_module, "SHARD", 2)
+    monkeypatch.setattr(recording_module, "SHARD", 2)  # six runs instead of hundreds
     assert record(g, Words(), tmp_path / "whole", {"model": "short"}, OPTIONS, batch=3)
     names = [path.name for path in recorded_files(tmp_path / "whole")]
     assert len(names) == 4

@@ -16,7 +16,7 @@ NOT_RUN = {
     "make test": "runs this test",
     "make docs": "installs packages from the network; test_site.py builds the site",
     ". .venv/bin/activate": "the environment of the tests is active",
-    "pip install .": "installs packages from the network; test_wheel.py installs the wheel",
+    "pip install .": "installs packages from the network; test_dockerfile.py installs the wheel",
     "pip install 'gesso-lm[serve]'": "installs packages from the network",
     "gesso train --data examples/faq/faq.jsonl": "test_training.py runs it",
     "gesso serve --open": "listens until it is stopped; test_outputs.py starts a server",

@@ -158,6 +158,6 @@ def test_own_rows_on_the_command_line_have_the_usual_output(main: Main, tiny_dir
 def test_unusable_options_are_rejected_before_loading(
     main: Main, rows: Path, arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gesso, "load", lambda *_, **__: pytest.fail("loaded a model first"))
+    monkeypatch.setenv("GESSO_MODEL", "/nowhere")
     done = main("eval", *(word.replace("ROWS", str(rows)) for word in arguments))
     assert done.code == 2 and words in done.err

@@ -81,10 +81,8 @@ def test_different_items_are_not_compared():
 FEW = ["eval", "sudoku", "--count", "3", "--max-new-tokens", "16"]
 
 
-def test_eval_prints_the_difference_to_an_earlier_run(main, tiny, monkeypatch, tmp_path):
-    import gesso
-
-    monkeypatch.setattr(gesso, "load", lambda *_, **__: tiny)
+def test_eval_prints_the_difference_to_an_earlier_run(main, tiny_directory, monkeypatch, tmp_path):
+    monkeypatch.setenv("GESSO_MODEL", str(tiny_directory))
     earlier = tmp_path / "earlier.json"
     fixed = ["--stopping", "fixed"]
     earlier.write_text(main(*FEW, *fixed, "--steps", "3", "--json").out)
@@ -96,12 +94,9 @@ def test_eval_prints_the_difference_to_an_earlier_run(main, tiny, monkeypatch, t
     assert both[0]["against"]["passes"]["mean"] == 0 > both[1]["against"]["passes"]["mean"]
 
 
-def test_unsuitable_earlier_runs_are_rejected_before_a_model_is_loaded(main, tiny, monkeypatch, tmp_path):
-    import gesso
-
-    monkeypatch.setattr(gesso, "load", lambda *_, **__: tiny)
-    good = main(*FEW, "--steps", "1", "--json").out
-    monkeypatch.setattr(gesso, "load", lambda *_, **__: pytest.fail("loaded a model first"))
+def test_unsuitable_earlier_runs_are_rejected_before_a_model_is_loaded(main, tiny_directory, monkeypatch, tmp_path):
+    good = main(*FEW, "-m", str(tiny_directory), "--steps", "1", "--json").out
+    monkeypatch.setenv("GESSO_MODEL", "/nowhere")
     path = tmp_path / "earlier.json"
     for text, options, message in (
         ("{", [], "not JSON"),

@@ -48,7 +48,7 @@ def reverse(monkeypatch, tmp_path, request):
     (source,) = re.findall(r"```python\n(.*?class Reverse.*?)```", guide, re.DOTALL)
     (tmp_path / "reverse.py").write_text(source)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "reverse", raising=False)
     return "reverse:Reverse"
 

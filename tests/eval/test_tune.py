@@ -14,7 +14,7 @@ from gesso import Diffusion, InputError
 from gesso.eval import OwnData, Sudoku
 from gesso.eval.evaluate import Evaluation, Outcome
 from gesso.eval.task import LOG_PROBABILITY, Item
-from gesso.eval.tune import report, run
+from gesso.eval.tune import grid, report, run
 from gesso.eval.tune.grid import SettingsCandidate, candidates, changes
 from gesso.eval.tune.judge import ByModel, ByTask
 from gesso.eval.tune.run import Tuner, Tuning, goal_of
@@ -210,24 +210,24 @@ def test_each_finished_candidate_is_reported_with_its_differences():
     assert "passes, -" in lines[1] and "points (" in lines[1] and "passes, " not in lines[0]
 
 
-def test_in_limited_time_the_trials_that_ended_count(monkeypatch):
+def test_in_limited_time_the_trials_that_ended_count():
     """An answer takes a second. The trials get 96 s of 240, and the held-out items most of the rest."""
-    clock = [0.0]
-    monkeypatch.setattr(run.time, "monotonic", lambda: clock[0])
+    seconds = 0.0
 
     class Timed(Fake):
         def evaluate(self, g, items, settings, options, progress):
             def tick(done, total):
-                clock[0] += 1
+                nonlocal seconds
+                seconds += 1
                 progress(done, total)
 
             return replace(super().evaluate(g, items, settings, options, tick), seconds=float(len(items)))
 
     judge = Timed({48: DEFAULT, 2: (0.8, 10.0), 3: (0.8, 15.0), 4: (0.8, 5.0)})
-    found = fake_tuning(judge, 500, items=32, minutes=4)
+    found = fake_tuning(judge, 500, items=32, minutes=4, clock=lambda: seconds)
     assert [trial.candidate.name for trial in found.trials] == ["steps 48", "steps 2", "steps 3"]
     assert found.ended == "time" and found.choice.candidate.name == "steps 2"
-    assert 40 < found.confirmation.change.count < 72 and clock[0] <= 240
+    assert 40 < found.confirmation.change.count < 72 and seconds <= 240
     assert report.summary(found).startswith("fake: 3 of 4 settings")
 
 
@@ -248,13 +248,6 @@ def test_an_interrupt_keeps_the_trials_and_confirms_nothing(stage):
 # --- runs with a model ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def quick(tiny, monkeypatch):
-    """Settings of few steps: the canvases of the tiny model do not settle."""
-    monkeypatch.setattr("gesso.eval.tune.judge.PRESETS", {"quality": Diffusion(steps=4)})
-    return tiny
-
-
 FEW = [SettingsCandidate("default", Diffusion(steps=3)), SettingsCandidate("steps 1", Diffusion(steps=1))]
 
 
@@ -266,18 +259,18 @@ def tuned(g, judge, items, held_out) -> Tuning:
     return found
 
 
-def test_the_same_seed_gives_the_same_result(quick):
+def test_the_same_seed_gives_the_same_result(tiny):
     task = Sudoku()
     tuning, held_out = list(task.items("validation", 4, 0)), list(task.items("test", 3, 0))
-    one, two = (tuned(quick, ByTask(task), tuning, held_out) for _ in range(2))
+    one, two = (tuned(tiny, ByTask(task), tuning, held_out) for _ in range(2))
     assert [trial.change for trial in one.trials] == [trial.change for trial in two.trials]
     assert one.trials[1].change.passes_ratio.mean == pytest.approx(1 / 3)
     assert (one.choice.candidate, one.verdict) == (two.choice.candidate, two.verdict)
 
 
-def test_answers_without_a_reference_are_judged_by_the_model(quick):
-    judge = ByModel(OwnData(data=(), needs_answers=False))
-    found = tuned(quick, judge, rows(4), [replace(item, prompt=f"x {item.prompt}") for item in rows(3)])
+def test_answers_without_a_reference_are_judged_by_the_model(tiny):
+    judge = ByModel(OwnData(data=(), needs_answers=False), many_steps=Diffusion(steps=4))
+    found = tuned(tiny, judge, rows(4), [replace(item, prompt=f"x {item.prompt}") for item in rows(3)])
     for trial in found.trials:
         for outcome in trial.evaluation.outcomes:
             assert outcome.scores[LOG_PROBABILITY] < 0 and 0 <= outcome.scores["agreement"] <= 1
@@ -285,28 +278,28 @@ def test_answers_without_a_reference_are_judged_by_the_model(quick):
     empty = [replace(outcome, output="") for outcome in found.trials[0].evaluation.outcomes]
     from gesso.eval.tune.judge import _log_probabilities
 
-    assert _log_probabilities(quick, judge.rows, rows(4), empty) == [-math.log(quick.config.vocab_size)] * 4
+    assert _log_probabilities(tiny, judge.rows, rows(4), empty) == [-math.log(tiny.config.vocab_size)] * 4
 
 
-def test_a_run_out_of_time_leaves_the_engine_free(quick, monkeypatch):
+def test_a_run_out_of_time_leaves_the_engine_free(tiny):
     found = Tuning(name="small", goal=("exact",), tolerance=0.02, candidates=FEW, items=(4, 0), seed=1)
     judge = ByTask(OwnData(data=(), kind="python"))
-    Tuner(g=quick, judge=judge, options=SHORT, watch=unwatched, minutes=1e-9).run(found, rows(4), ())
+    Tuner(g=tiny, judge=judge, options=SHORT, watch=unwatched, minutes=1e-9).run(found, rows(4), ())
     assert found.ended == "time" and found.trials == []
-    assert quick.generate("1 2", max_new_tokens=2, steps=1).text is not None and not quick.engine.busy
+    assert tiny.generate("1 2", max_new_tokens=2, steps=1).text is not None and not tiny.engine.busy
 
 
 # --- command line -----------------------------------------------------------------------------------------------------
 
 
-def test_tune_ends_to_end_on_the_bundled_model(main, tmp_path, monkeypatch):
-    monkeypatch.setattr("gesso.eval.tune.grid.TRIED", ())
-    monkeypatch.setattr("gesso.eval.tune.grid.DRAFTS", (8,))
-    monkeypatch.setattr("gesso.eval.tune.grid.BOUNDS", ())
+def test_tune_from_prompts_to_a_preset(main, tmp_path, tiny_directory, monkeypatch):
+    for name, few in {"TRIED": (), "DRAFTS": (8,), "BOUNDS": ()}.items():
+        monkeypatch.setattr(grid, name, few)  # 13 settings of a model that never settles take a quarter of a minute
     prompts, out, plot = (tmp_path / name for name in ("my.jsonl", "tuned.json", "tuned.svg"))
     words = ("one", "two", "red", "blue", "hot", "cold", "up", "down")
     prompts.write_text("".join(json.dumps({"prompt": f"{word} =", "answer": "x"}) + "\n" for word in words))
-    done = main("tune", str(prompts), "--max-new-tokens", "3", "--batch", "4", "--out", str(out), "--plot", str(plot))
+    few = ("-m", str(tiny_directory), "--max-new-tokens", "3", "--batch", "4")
+    done = main("tune", str(prompts), *few, "--out", str(out), "--plot", str(plot))
     assert done.code == 0, done.err
     assert "my.jsonl: 2 settings" in done.out
     shown = " ".join(done.err.split())
@@ -368,7 +361,8 @@ def test_write_changes_a_local_checkpoint_only_if_the_choice_is_confirmed(main, 
     ],
 )
 def test_unusable_arguments_are_rejected_before_a_model_is_loaded(main, monkeypatch, tmp_path, arguments, message):
-    monkeypatch.setattr(gesso, "load", lambda *_, **__: pytest.fail("loaded a model first"))
+    if "--write" not in arguments:  # which checks the model's name first
+        monkeypatch.setenv("GESSO_MODEL", "/nowhere")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
     (tmp_path / "mixed.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "answer": "c"}\n')
     places = {"rows": tmp_path / "rows.jsonl", "mixed": tmp_path / "mixed.jsonl", "here": tmp_path}

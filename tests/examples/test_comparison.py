@@ -1,6 +1,8 @@
 """The comparison of canvases with writing token by token."""
 
 import json
+from dataclasses import dataclass
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -14,13 +16,22 @@ class Short(OwnData):
     options = {"max_new_tokens": 4}  # noqa: RUF012
 
 
+@dataclass(frozen=True)
+class Toy(run.Subject):
+    """A subject whose task has two rows."""
+
+    rows: Path = Path()
+
+    def load(self):
+        return Short(data=(self.rows,))
+
+
 @pytest.fixture
 def compared(monkeypatch, tiny_directory, tmp_path):
     """Return a function that compares ways on two rows with a tiny model, and returns the table."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": word, "answer": word}) + "\n" for word in ("one", "two")))
-    monkeypatch.setattr(run, "task", lambda name: Short(data=(rows,)))
-    monkeypatch.setattr(run, "SUBJECTS", {"toy": run.Subject("toy", str(tiny_directory))})
+    monkeypatch.setitem(run.SUBJECTS, "toy", Toy("toy", str(tiny_directory), rows=rows))
 
     def compare(*ways: str) -> str:
         chosen = [part for way in ways for part in ("--way", way)]
@@ -45,7 +56,9 @@ def test_plots_of_several_tasks_stand_beside_each_other():
     assert not [part for part in sheet.iter() if part.get("id")], "an id may occur once in a file"
 
 
-def test_a_way_is_measured_once(compared, monkeypatch):
+def test_a_way_is_measured_once(compared, tmp_path):
     before = compared("canvas, 1 step")
-    monkeypatch.setattr(run, "evaluate", None)
+    (file,) = (tmp_path / "out" / "toy").iterdir()
+    written = file.stat().st_mtime_ns
     assert compared("canvas, 1 step") == before
+    assert file.stat().st_mtime_ns == written

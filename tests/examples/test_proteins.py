@@ -148,11 +148,10 @@ def test_related_sequences_share_a_word_and_differ() -> None:
         assert first[one.at : one.at + len(WORD)] == second[one.there : one.there + len(WORD)]
 
 
-def test_held_out_sequence_has_no_relative_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("examples.proteins.sequences.KNOWN", 5)
+def test_held_out_sequence_has_no_relative_in_training(tmp_path: Path) -> None:
     sequences = {f"p{i}": protein(f"p{i}", 100) for i in range(60)}
     sequences |= {f"q{i}": mutated(sequences[f"p{i}"], 0.3, f"q{i}") for i in range(60)}
-    found = divide(sequences, lambda _: None)
+    found = divide(sequences, lambda _: None, known_share=5)
     train = [one.sequence for one in found if one.split == "train"]
     held = [one.sequence for one in found if one.split != "train" and not one.known]
     assert len(held) >= 8

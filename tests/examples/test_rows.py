@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from importlib import import_module
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +78,7 @@ def test_an_unsuitable_path_is_rejected(tmp_path: Path, out: str, reason: str):
 
 
 def test_without_zstandard_the_error_names_the_extra(tmp_path: Path, monkeypatch):
-    def absent(name: str) -> Any:
-        if name == "zstandard":
-            raise ImportError(name)
-        return import_module(name)
-
-    monkeypatch.setattr(rows, "import_module", absent)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(InputError, match=r"pip install 'gesso-lm\[train\]'"):
         rows.write_rows([], tmp_path / "rows.jsonl.zst")
     assert list(tmp_path.iterdir()) == []

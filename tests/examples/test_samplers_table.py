@@ -2,13 +2,11 @@
 
 import json
 import random
-from types import SimpleNamespace
 
 import pytest
 
 import gesso
 from examples.samplers import rules, table
-from gesso.eval import Structured
 from gesso.eval.evaluate import Evaluation, Outcome, fingerprint
 from gesso.settings import SAMPLERS, STOPPINGS
 
@@ -33,7 +31,7 @@ def faked(g, task, items, *, seed, **settings) -> Evaluation:
 
 
 @pytest.fixture
-def calls(monkeypatch, tiny):
+def calls(monkeypatch):
     made = []
 
     def evaluate(*arguments, **options):
@@ -41,8 +39,6 @@ def calls(monkeypatch, tiny):
         return faked(*arguments, **options)
 
     monkeypatch.setattr(table, "evaluate", evaluate)
-    monkeypatch.setattr(gesso, "load", lambda *_, **__: SimpleNamespace(defaults=tiny.defaults))
-    monkeypatch.setattr(table, "COLUMNS", (table.Column("structured", Structured(), "gesso-mini"),))
     return made
 
 
@@ -52,7 +48,7 @@ def test_rows_have_every_sampler_and_stopping_rule():
 
 
 def test_the_table_compares_all_rows_with_the_default_and_continues(calls, tmp_path, capsys):
-    table.main(["--out", str(tmp_path), "--count", "200"])
+    table.main(["--out", str(tmp_path), "--count", "200", "--task", "structured"])
     assert "ddim left out: not here" in capsys.readouterr().err
     found = json.loads((tmp_path / "table.json").read_text())["structured"]
     # The default's own sampler and stopping rule are not measured twice.
@@ -62,9 +58,9 @@ def test_the_table_compares_all_rows_with_the_default_and_continues(calls, tmp_p
     assert "Better than the default on every task: `argmax`." in text
     assert "`default` (entropy-bound, stable)" in text and "failed" in text
     count = len(calls)
-    table.main(["--out", str(tmp_path), "--count", "200"])
+    table.main(["--out", str(tmp_path), "--count", "200", "--task", "structured"])
     assert len(calls) == count + 1  # only the one that failed is tried again
-    table.main(["--out", str(tmp_path), "--count", "201", "--row", "argmax"])
+    table.main(["--out", str(tmp_path), "--count", "201", "--task", "structured", "--row", "argmax"])
     assert len(calls) == count + 3  # other items: default and argmax
     cell = json.loads((tmp_path / "structured" / "argmax.json").read_text())
     assert len(cell[0]["items"]) == 201

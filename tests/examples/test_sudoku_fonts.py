@@ -3,7 +3,6 @@
 import hashlib
 import io
 import random
-import sys
 import zipfile
 from dataclasses import fields, replace
 from pathlib import Path
@@ -256,8 +255,7 @@ def test_training_starts_from_the_tower_of_a_model():
     assert all(parameter.grad is not None for parameter in trained(tower).values())
 
 
-def test_a_start_needs_the_grids_of_models(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train", "--out", "x", "--start", SOLVER, "--side", "3"])
+def test_a_start_needs_the_grids_of_models(capsys):
     with pytest.raises(SystemExit):
-        train.arguments()
+        train.arguments(["--out", "x", "--start", SOLVER, "--side", "3"])
     assert "--start needs --side 9" in capsys.readouterr().err

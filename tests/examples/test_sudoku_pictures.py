@@ -1,7 +1,6 @@
 """Pictures of Sudokus, the grid that a model reads in them, and the task."""
 
 import random
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,9 +179,8 @@ def test_bundled_model_reads_and_solves_pictures_in_styles_it_was_not_trained_on
         assert sum(outcome.scores[score] for outcome in report.outcomes) >= 10
 
 
-def test_shares_by_style_count_every_picture(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["styles", "--count", "4", "--changed", "1"])
-    styles.main()
+def test_shares_by_style_count_every_picture(capsys):
+    styles.main(["--count", "4", "--changed", "1"])
     lines = capsys.readouterr().out.splitlines()
     counts = {line.split(" | ")[0].strip("| "): int(line.rstrip(" |").rpartition(" of ")[2]) for line in lines}
     light, typed, written = (counts[f"light paper{digits}"] for digits in ("", ", typed digits", ", written digits"))

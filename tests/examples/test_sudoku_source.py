@@ -1,6 +1,5 @@
 """Sudoku examples generated during training."""
 
-import sys
 from itertools import islice
 
 import pytest
@@ -92,7 +91,7 @@ def test_a_source_outside_the_current_directory_is_rejected(monkeypatch, request
 
 def test_a_source_that_cannot_be_imported_is_reported_with_its_file(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken_source.py").write_text("import no_such_module\n")
     with pytest.raises(InputError, match="broken_source.py.*no_such_module"):
         find_source("broken_source:Anything")

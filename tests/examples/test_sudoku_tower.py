@@ -2,15 +2,13 @@
 
 import json
 import random
-import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import gesso
-from examples.sudoku_images import stream, train
-from examples.sudoku_images.stream import Stream, batch, random_grid
+from examples.sudoku_images import train
+from examples.sudoku_images.stream import Stream, batch, loader, random_grid
 from examples.sudoku_images.tower import Targets, new_tower, see
 from gesso.bundled import SOLVER
 
@@ -32,13 +30,10 @@ def test_pictures_are_a_function_of_seed_and_number():
         assert not torch.equal(other[0], pixels)
 
 
-def test_workers_draw_different_pictures(monkeypatch):
-    found = []
-    for worker in (None, SimpleNamespace(id=0, num_workers=2), SimpleNamespace(id=1, num_workers=2)):
-        monkeypatch.setattr(stream, "get_worker_info", lambda worker=worker: worker)
-        batches = iter(Stream(2, 0, 3))
-        found.append([next(batches)[1].tolist() for _ in range(2)])
-    assert [found[1][0], found[2][0]] == found[0]
+def test_workers_draw_the_pictures_of_one_process():
+    alone, shared = (loader(Stream(2, 0, 3), workers) for workers in (0, 2))
+    for _ in range(2):
+        assert torch.equal(next(alone)[1], next(shared)[1])
 
 
 def test_half_of_the_grids_break_the_rules_of_sudoku():
@@ -65,12 +60,11 @@ def test_the_loss_is_least_at_the_embeddings_of_the_digits(targets):
     assert targets.loss(soft, digits.flip(0)) > 5
 
 
-def test_a_short_run_learns_and_logs_held_out_accuracy(tmp_path, monkeypatch):
+def test_a_short_run_learns_and_logs_held_out_accuracy(tmp_path):
     options = ["--out", str(tmp_path), "--side", "3", "--steps", "30", "--batch", "8", "--drawn", "8", "--workers", "1"]
     options += ["--first", "32", "--shown", "8", "--pool", "64", "--hardest", "0", "--held-out", "8", "--every", "0"]
     options += ["--lr", "0.01"]
-    monkeypatch.setattr(sys, "argv", ["train", *options, "--device", "cpu"])
-    train.main()
+    train.main([*options, "--device", "cpu"])
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(1, 31)]
     first, last = (sum(line["loss"] for line in part) for part in (lines[:5], lines[-5:]))

@@ -26,18 +26,16 @@ class Absent(PythonClient):
 
 
 def test_a_client_that_cannot_be_installed_is_a_failed_row_and_the_others_run(monkeypatch, tmp_path):
-    monkeypatch.setattr(environments, "ENVIRONMENTS", tmp_path)
-    monkeypatch.setattr(page, "PAGE", tmp_path / "clients.md")
-    ran = []
-    monkeypatch.setattr(run, "run_installed", lambda clients: ran.extend(clients) or [])
+    monkeypatch.chdir(tmp_path)
+    page.PAGE.parent.mkdir(parents=True)
     absent = Absent("absent_python", ("absent[extra]", "other"))
     present = PythonClient("present_python", ("present",))
-    present.environment.mkdir()
+    present.environment.mkdir(parents=True)
     (present.environment / "installed").touch()
-    (row,) = run.run_clients([absent, present])
-    assert ran == [present]
+    installed, (row,) = run.install([absent, present])
+    assert installed == [present]
     assert row.failed and "| absent (Python) | absent |" in row.line()
-    assert "cannot be installed: Cannot install a and b because" in (tmp_path / "clients.md").read_text()
+    assert "cannot be installed: Cannot install a and b because" in page.PAGE.read_text()
 
 
 @pytest.mark.parametrize(

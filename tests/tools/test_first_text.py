@@ -17,7 +17,6 @@ def test_the_share_counts_steps_of_the_first_canvas():
     assert counted((0, ()), (0, ()), (1, (5,))) == (None, 2, 1.0)
 
 
-def test_first_text_is_measured_on_the_items_of_a_task(served_model, monkeypatch):
-    monkeypatch.setattr(first_text, "TASKS", ("structured",))
-    found = first_text.measure(str(served_model), "fast", 2)
+def test_first_text_is_measured_on_the_items_of_a_task(served_model):
+    found = first_text.measure(str(served_model), "fast", 2, tasks=["structured"])
     assert found["structured"]["answers"] == 2 and 0 < found["mean_share"] <= 1

@@ -1,57 +1,36 @@
 """The load test of requests that join and leave: it passes with a real server, and notices what it must."""
 
-import json
-
 import pytest
 
-from tools.load import __main__, joining
+from tools.load import joining
+from tools.load.joining import COUNTERS, SECONDS, Client
 
 
 @pytest.mark.server
-def test_joining_measures_a_server(served_model, monkeypatch):
-    monkeypatch.setattr(joining, "SECONDS", 300.0)
-    monkeypatch.setattr(joining, "BEAT", 0.1)
-    short = tuple({**settings, "steps": 2} for settings in joining.SETTINGS)
-    monkeypatch.setattr(joining, "SETTINGS", short)
-    arguments = ("-m", str(served_model), "--device", "cpu", "--max-batch", "3")
-    found = joining.measure(None, 0.5, 3, arguments, prompt=8, new=8)
-    assert found["passed"] and found["errors"] == [] and found["requests"] >= 3
-    assert found["ready_s"] >= found["after_weights_s"] >= 0
-    assert found["before"] == found["after_readiness"] == {"captures": 0, "compilations": 0, "kernel_loads": 0}
+def test_joining_measures_a_server(plain_server):
+    short = [{**settings, "steps": 2} for settings in joining.SETTINGS]
+    crowd = [Client(plain_server.url, number, [300, 301, 302], prompt=8, new=8, settings=short) for number in range(3)]
+    report = joining.run(crowd, seconds=0.5, limit=300.0, beat=0.1)
+    assert report["passed"] and report["errors"] == [] and report["requests"] >= 3
+    assert report["before"] == report["after_readiness"] == dict.fromkeys(COUNTERS, 0)
 
 
-@pytest.fixture
-def fake(monkeypatch):
-    """A measurement without a server: clients that note one first draft, and counters."""
-    first, counts, errors = [0.1], [dict.fromkeys(joining.COUNTERS, 3)], []
-    monkeypatch.setattr(joining, "exchange", lambda *_: (200, json.dumps({"tokens": [1, 2]}).encode()))
-    monkeypatch.setattr(joining, "counters", lambda url: counts.pop() if len(counts) > 1 else counts[0])
-    monkeypatch.setattr(joining, "BEAT", 0.0)
-
-    def run(client, until):
-        client.firsts += first
-        client.errors += errors
-
-    monkeypatch.setattr(joining.Client, "run", run)
-    return first, counts, errors
+STILL = dict.fromkeys(COUNTERS, 3)
 
 
-def test_fast_first_drafts_and_still_counters_pass(fake, capsys):
-    __main__.main(["joining", "--url", "http://127.0.0.1:1", "--seconds", "0"])
-    assert json.loads(capsys.readouterr().out)["passed"]
+def test_fast_first_drafts_and_still_counters_pass():
+    assert joining.report([Client("", 0, (), firsts=[0.1])], STILL, STILL)["passed"]
 
 
-@pytest.mark.parametrize("problem", ["slow", "captures", "compilations", "kernel_loads", "errors", "nothing"])
-def test_a_slow_draft_a_moved_counter_an_error_or_no_request_fails(fake, capsys, problem):
-    first, counts, errors = fake
-    if problem == "slow":
-        first[0] = joining.SECONDS + 0.01
-    elif problem == "errors":
-        errors.append("500")
-    elif problem == "nothing":
-        first.clear()
-    else:
-        counts.append({**counts[0], problem: 2})
-    with pytest.raises(SystemExit) as ended:
-        __main__.main(["joining", "--url", "http://127.0.0.1:1", "--seconds", "0"])
-    assert ended.value.code == 1 and not json.loads(capsys.readouterr().out)["passed"]
+@pytest.mark.parametrize(
+    ("clients", "after"),
+    [
+        ([Client("", 0, (), firsts=[SECONDS + 0.01])], STILL),
+        ([Client("", 0, (), firsts=[0.1], errors=["500"])], STILL),
+        ([Client("", 0, ())], STILL),
+        *(([Client("", 0, (), firsts=[0.1])], STILL | {name: 4}) for name in COUNTERS),
+    ],
+    ids=["slow", "error", "nothing", *COUNTERS],
+)
+def test_a_slow_draft_a_moved_counter_an_error_or_no_request_fails(clients, after):
+    assert not joining.report(clients, STILL, after)["passed"]

@@ -16,6 +16,7 @@ def f(a, b):
         return g(a, key=1, other=f"{a:>3}")
     return not b and True
 '''
+MUTANTS = mutate.mutants_of(SOURCE, "gesso/f.py")
 
 
 def test_every_kind_of_change_is_made_once_within_functions():
@@ -42,14 +43,8 @@ def test_every_mutant_of_the_source_parses():
 
 
 @pytest.fixture
-def directory(tmp_path, monkeypatch):
-    """A directory with the recorded lines of two tests, and a source of one file."""
-    root = tmp_path / "root"
-    (root / "gesso").mkdir(parents=True)
-    (root / "gesso" / "f.py").write_bytes(SOURCE)
-    monkeypatch.setattr(mutate, "ROOT", root)
-    monkeypatch.setattr(mutate, "SOURCES", ("gesso/f.py",))
-    monkeypatch.setattr(mutate, "write_tree", lambda target: None)
+def directory(tmp_path):
+    """A directory with the recorded lines of tests of one file."""
     lines = tmp_path / "out" / "lines"
     lines.mkdir(parents=True)
     tests = [
@@ -62,14 +57,15 @@ def directory(tmp_path, monkeypatch):
 
 
 def test_lines_that_no_test_executes_are_not_drawn_and_short_tests_come_first(directory):
-    drawn, recorded = mutate.drawn(directory, seed=0, count=100)
+    drawn, recorded = mutate.drawn(directory, MUTANTS, seed=0, count=100)
     assert {mutant.line for mutant in drawn} == {6, 7}
     (first,) = (mutant for mutant in drawn if mutant.line == 6)
     assert recorded.of(first) == ["tests/test_fast.py::test_b", "tests/test_slow.py::test_a", "tests/test_server.py"]
-    assert mutate.drawn(directory, seed=0, count=3)[0] == mutate.drawn(directory, seed=0, count=3)[0]
+    first, again = (mutate.drawn(directory, MUTANTS, seed=0, count=3)[0] for _ in range(2))
+    assert first == again
 
 
-def test_an_interrupted_run_continues_and_its_table_has_every_verdict(directory, monkeypatch):
+def test_an_interrupted_run_continues_and_its_table_has_every_verdict(directory):
     left = [None, None]  # verdicts until the interruption
 
     def judge(tree, mutant, tests):
@@ -79,12 +75,11 @@ def test_an_interrupted_run_continues_and_its_table_has_every_verdict(directory,
         caught_by = "" if mutant.kind == "keyword dropped" else tests[0]
         return mutate.Verdict(key=mutant.key, line=mutant.line, caught_by=caught_by, tests=len(tests), seconds=1.0)
 
-    monkeypatch.setattr(mutate, "judge", judge)
     with pytest.raises(KeyboardInterrupt):
-        mutate.run(directory, seed=0, count=100)
+        mutate.run(directory, MUTANTS, seed=0, count=100, judge=judge)
     first = mutate.verdicts(directory)
     left.extend([None] * 100)
-    mutate.run(directory, seed=0, count=100)
+    mutate.run(directory, MUTANTS, seed=0, count=100, judge=judge)
     verdicts = mutate.verdicts(directory)
     assert len(first) == 2 and verdicts[:2] == first
     assert len({verdict.key for verdict in verdicts}) == len(verdicts) == 6

@@ -1,8 +1,10 @@
 """Data and a checkpoint for short training runs."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
+from torch.nn.modules.module import register_module_forward_hook
 
 from gesso.chat.tokenizer import Tokenizer
 from tests.tiny import make
@@ -24,6 +26,20 @@ def make_small(directory):
     raw["canvas_length"] = 16
     (directory / "config.json").write_text(json.dumps(raw))
     return directory
+
+
+@contextmanager
+def watched(kind, look):
+    """Call `look` with arguments and output of every module of a kind, and take what it returns as the output."""
+
+    def hook(module, arguments, output):
+        return look(arguments, output) if isinstance(module, kind) else None
+
+    handle = register_module_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @pytest.fixture

@@ -343,5 +343,5 @@ def test_several_processes_read_the_same_rows(tmp_path, tokenizer, monkeypatch):
     rows = [{"text": f"{n} " * (n % 7 + 1)} for n in range(700)] + [{"text": ""}, {"prompt": "a", "completion": "b"}]
     name = write(tmp_path / "many.jsonl", *rows)
     alone = list(dataset(tokenizer, name).read())
-    monkeypatch.setattr("gesso.train.reading.PARALLEL_BYTES", 1)
+    monkeypatch.setattr("gesso.train.reading.PARALLEL_BYTES", 1)  # megabytes of rows would take seconds
     assert list(dataset(tokenizer, name).read()) == alone

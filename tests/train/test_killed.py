@@ -1,64 +1,35 @@
 """Runs that are killed while they write, or whose disk is full: what is left, and how they continue."""
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
 from gesso.errors import GessoError
 from gesso.files import locked
 from gesso.train import state
+from gesso.train.objective import Objective
 from gesso.train.recipe import load
 from gesso.train.run import train
 from gesso.train.trainer import LOCK
-from tests.train.conftest import make_small, write_rows
+from tests.full_disk import full_disk
+from tests.train.conftest import make_small, watched, write_rows
+from tests.train.forked import start, train_and_die
 from tests.train.test_trainer import losses, write_recipe
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals and locks of POSIX")
 
-# Trains a recipe, and kills itself right after a number of calls of a function that writes.
-KILL = """
-import os, signal, sys
-import torch
-torch.set_num_threads(1)
-torch.backends.mkldnn.set_flags(False)  # as in conftest.py
-from pathlib import Path
-from gesso.checkpoint import write
-from gesso.train import state
-from gesso.train.recipe import load
-from gesso.train.run import train
-recipe, module, name, count = sys.argv[1:]
-module = {"state": state, "write": write}[module]
-function, calls = getattr(module, name), []
-def write_and_die(*arguments, **options):
-    function(*arguments, **options)
-    calls.append(name)
-    if len(calls) == int(count):
-        os.kill(os.getpid(), signal.SIGKILL)
-setattr(module, name, write_and_die)
-train(load(Path(recipe)), report=lambda _: None)
-"""
 # The files of a step are written by `save_file`: the weights, the moments of the optimizer and the average.
 POINTS = {
     "first step": ("state", "save_file", 2),
     "removal of an old step": ("state", "discard", 1),
     "export": ("write", "write_companions", 1),
 }
-# `gesso train` whose disk is full after the first checkpoint: a file can have at most 4 KiB.
-FILL = """
-import resource, sys
-from gesso.cli.main import main
-from gesso.train import state
-save = state.save
-def save_and_fill(*arguments, **options):
-    save(*arguments, **options)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-state.save = save_and_fill
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 def hidden(directory):
@@ -79,8 +50,9 @@ def test_a_run_that_is_killed_while_writing_leaves_nothing_once_it_continues(
     tmp_path, rows, small, whole_losses, point
 ):
     recipe, out = write_recipe(tmp_path, rows, small, out="killed", extra="keep = 1\n"), tmp_path / "killed"
-    done = subprocess.run([sys.executable, "-c", KILL, str(recipe), *map(str, POINTS[point])])
-    assert done.returncode == -signal.SIGKILL
+    process = start(train_and_die, recipe, *POINTS[point])
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert hidden(out), "the process was killed while it wrote"
     for step in out.glob("step-*"):
         assert state.read_note(step)["step"] == int(step.name.removeprefix("step-")), "a step is whole or not there"
@@ -108,12 +80,21 @@ def test_two_processes_do_not_train_into_one_directory(tmp_path, rows, small):
     assert state.latest(out) and hidden(out) == []
 
 
-def test_a_full_disk_is_one_line_with_the_last_good_step(tmp_path, rows, small, whole_losses):
+def test_a_full_disk_is_one_line_with_the_last_good_step(main, tmp_path, rows, small, whole_losses):
+    """A file can have at most 4 KiB from the fifth step on, after the first checkpoint."""
     recipe, out = write_recipe(tmp_path, rows, small, out="full"), tmp_path / "full"
-    done = subprocess.run([sys.executable, "-c", FILL, "train", str(recipe)], capture_output=True, text=True)
-    assert done.returncode == 1
-    *progress, error = done.stderr.splitlines()
-    assert "Traceback" not in done.stderr and all(line.startswith(("step", "gesso: ")) for line in progress)
+    steps = itertools.count(1)
+    with ExitStack() as stack:
+
+        def fill(*_):
+            if next(steps) == 5:
+                stack.enter_context(full_disk(4096))
+
+        stack.enter_context(watched(Objective, fill))
+        done = main("train", str(recipe))
+    assert done.code == 1
+    *progress, error = done.err.splitlines()
+    assert all(line.startswith(("step", "gesso: ")) for line in progress), "no traceback"
     assert f"the run in {out} cannot be written: File too large. Free some space; " in error
     assert f"the last good step is 4, in {out}/step-00000004: the same command continues" in error
     assert state.latest(out) == out / "step-00000004" and hidden(out) == []

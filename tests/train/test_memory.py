@@ -13,8 +13,7 @@ from gesso.checkpoint.parameters import empty_model
 from gesso.checkpoint.source import CheckpointSource
 from gesso.checkpoint.vision import vision_bytes
 from gesso.errors import GessoError
-from gesso.memory.device import DeviceMemory
-from gesso.train import memory, run, trainer
+from gesso.train import run, trainer
 from gesso.train.memory import explained, forecast, limit_memory
 from gesso.train.recipe import load
 from tests.train.test_trainer import write_recipe
@@ -70,27 +69,15 @@ def test_a_run_that_cannot_fit_is_rejected_with_figures_and_advice():
         expected.check(12 * 10**9)
 
 
-def test_an_adapter_is_checked_before_anything_is_loaded(tmp_path, rows, small, monkeypatch):
+def test_an_adapter_is_checked_before_anything_is_loaded(tmp_path, rows, small):
     extra = '\n[lora]\nrank = 4\ntargets = ["attention"]\n'
     path = write_recipe(tmp_path, rows, small, extra=extra)
     path.write_text(path.read_text().replace("scratch = true\n", ""))
     recipe, gpu = load(path), torch.device("cuda")
-    monkeypatch.setattr(run, "memory_of", lambda device: DeviceMemory(10**9, 10**9, "cuda"))
-    run._check_memory(recipe, Path(small), gpu, None)
+    run._check_memory(recipe, Path(small), gpu, 10**9)
     run._check_memory(recipe, Path(small), torch.device("cpu"), 1)
     with pytest.raises(GessoError, match="training does not fit"):
         run._check_memory(recipe, Path(small), gpu, 10**4)
-
-
-def test_a_limit_is_a_share_or_a_size_of_the_gpu(monkeypatch):
-    limits = []
-    monkeypatch.setattr(memory, "memory_of", lambda device: DeviceMemory(100, 80, "cuda"))
-    monkeypatch.setattr(memory, "keep_within", lambda device, size: limits.append((device.index, size)))
-    gpu = torch.device("cuda", 1)
-    assert limit_memory(gpu, 0.5) == 50
-    assert limit_memory(gpu, "1KB") == 80, "no more than is free"
-    assert limit_memory(gpu, None) is None
-    assert limits == [(1, 50), (1, 80)]
 
 
 def test_a_limit_on_a_cpu_is_reported_to_have_no_effect(caplog):
@@ -100,6 +87,7 @@ def test_a_limit_on_a_cpu_is_reported_to_have_no_effect(caplog):
 
 def test_the_limit_is_set_again_after_the_first_step_has_loaded_its_kernels(tmp_path, rows, small, monkeypatch):
     steps, limits = [], []
+    # There is no GPU whose memory could be limited.
     monkeypatch.setattr(run, "limit_memory", lambda device, given: {"18GB": 18}[given])
     monkeypatch.setattr(trainer, "keep_within", lambda device, size: limits.append((len(steps), size)))
     recipe = load(write_recipe(tmp_path, rows, small, steps=3))

@@ -1,5 +1,6 @@
 """The metrics of a run: the same steps in metrics.jsonl and TensorBoard, with and without steps in flight."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -63,18 +64,15 @@ def test_a_resumed_run_hides_the_steps_that_it_repeats(tmp_path, recipe):
 
 
 def test_the_time_of_an_evaluation_counts_for_no_step(tmp_path, recipe, in_flight, monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(trainer.time, "perf_counter", lambda: clock[0])
-    check = trainer.Trainer._check_finite
-
-    def one_second(self, pending):
-        clock[0] += 1.0
-        check(self, pending)
+    hours = 0
+    readings = itertools.count()
 
     def an_hour(model):
-        clock[0] += 3600.0
+        nonlocal hours
+        hours += 1
         return {}
 
-    monkeypatch.setattr(trainer.Trainer, "_check_finite", one_second)
+    # A second passes from one reading to the next, and an hour in each evaluation.
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: 3600.0 * hours + next(readings))
     run.train(replace(recipe, eval=EvalSettings(task="sudoku", every=3)), lambda _: None, score=an_hour)
-    assert min(line["tokens_per_second"] for line in metrics(tmp_path / "out")) > 20, "no step took an hour"
+    assert min(line["tokens_per_second"] for line in metrics(tmp_path / "out")) > 1, "no step took an hour"

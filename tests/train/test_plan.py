@@ -10,7 +10,6 @@ from gesso import bundled
 from gesso.adapters import LoraSettings
 from gesso.checkpoint.random_weights import config_of
 from gesso.errors import InputError
-from gesso.train import defaults
 from gesso.train import plan as module
 from gesso.train.plan import TrainOptions, make_plan
 from gesso.train.recipe import (
@@ -106,8 +105,6 @@ def test_device_decides_precision_canvas_and_batches(plan, monkeypatch):
     monkeypatch.setitem(module.TOKENS, "cuda", 720)
     found = plan(device="cuda", batch_size=16).recipe.run
     assert (found.batch_size, found.accumulate) == (4, 4), "five rows of 142 tokens fit, and batches have one size"
-    monkeypatch.setattr(module, "LARGE", 1)
-    assert plan(device="cuda").recipe.run.checkpoint_activations
 
 
 def test_long_rows_are_skipped_and_long_texts_cut(plan, tmp_path):
@@ -131,10 +128,9 @@ def test_mostly_unusable_data_is_rejected_with_reasons(plan, tmp_path):
         plan(data=(str(bad),))
 
 
-def test_rate_falls_with_the_width(plan, monkeypatch):
+def test_rate_falls_with_the_width(plan, large):
+    assert plan(model=str(large)).recipe.optimizer.lr == 1.5e-4, "the published rate"
     assert plan().recipe.optimizer.lr > 1.5e-4
-    monkeypatch.setattr(defaults, "PUBLISHED_WIDTH", 64)
-    assert plan().recipe.optimizer.lr == 1.1e-4, "the published rate, less a quarter for the rank of a small model"
 
 
 def test_lines_say_what_was_chosen(plan):

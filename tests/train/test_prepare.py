@@ -3,17 +3,24 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from gesso.adapters import LoraSettings
 from gesso.checkpoint import write
+from gesso.checkpoint.load import load as load_weights
+from gesso.checkpoint.source import open_source
 from gesso.errors import InputError
 from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
-from gesso.train import trainer
+from gesso.train.experts import GroupedExperts
+from gesso.train.objective import Objective
+from gesso.train.prepare import prepare
 from gesso.train.recipe import DataSettings, ModelSettings, ObjectiveSettings, OptimizerSettings, Recipe, RunSettings
 from gesso.train.run import train
 from tests.tiny import CONFIG, make, tokenizer_json
+from tests.train.test_objective import examples
+from tests.train.test_objective import make as make_batch
 
 LORA = LoraSettings(rank=4, targets=("attention", "mlp", "experts"))
 
@@ -35,26 +42,19 @@ def losses(asked):
     return found
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_losses_with_grouped_experts_equal_those_with_plain_ones(tmp_path, rows, monkeypatch, lora):
-    model = make(tmp_path / "tiny", num_experts=8)  # 2 per token
-    lr = 1e-4  # Adam's first steps have the size of the rate, even where rounding alone decides their direction
-    grouped = losses(recipe(rows, tmp_path / "grouped", model, lora, lr))
-    monkeypatch.setattr(trainer, "prepare", lambda model: None)
-    plain = losses(recipe(rows, tmp_path / "plain", model, lora, lr))
-    assert grouped == pytest.approx(plain, rel=1e-5)
-    assert grouped != plain, "the runs differ in the order of their sums"
+def test_losses_with_grouped_experts_equal_those_with_plain_ones(tmp_path):
+    """`test_experts.py` compares all gradients."""
+    model = load_weights(open_source(make(tmp_path / "tiny", num_experts=8)), torch.device("cpu"), torch.float32)
+    settings = ObjectiveSettings()
+    batch, noise = make_batch(model.config, settings, examples(model.config))
+    plain = Objective(model, settings)(batch, noise).total_B
+    prepare(model)
+    assert any(isinstance(module, GroupedExperts) for module in model.modules())
+    torch.testing.assert_close(Objective(model, settings)(batch, noise).total_B, plain, rtol=1e-5, atol=0)
 
 
-def test_an_adapter_learns_on_the_bundled_model_in_fp8_as_on_plain_weights(tmp_path, rows):
-    """The loss of each step is within 2 %. The bundled experts are too narrow for blocks of four-bit values."""
-    asked = [recipe(rows, tmp_path / str(quantize), quantize=quantize) for quantize in ("fp8", None)]
-    quantized, plain = (losses(replace(each, run=replace(each.run, batch_size=8, steps=4))) for each in asked)
-    assert quantized == pytest.approx(plain, rel=0.02) and quantized != plain
-
-
-@pytest.mark.parametrize("quantize", ["int4", "nvfp4"])
-def test_an_adapter_learns_on_four_bit_weights_as_on_plain_ones(tmp_path, rows, quantize):
+@pytest.mark.parametrize("quantize", ["fp8", "int4", "nvfp4"])
+def test_an_adapter_learns_on_quantized_weights_as_on_plain_ones(tmp_path, rows, quantize):
     text = CONFIG["text_config"] | {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64}
     model = DiffusionGemma(Config.from_dict(CONFIG | {"text_config": text}))
     begin(model, seed=0)

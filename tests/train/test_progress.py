@@ -4,7 +4,6 @@ import re
 
 import torch
 
-from gesso import progress
 from gesso.train.held_out import HeldOutSample
 from gesso.train.progress import TrainingProgress
 
@@ -15,10 +14,9 @@ def metrics(step, **more):
     return {"step": step, "loss": 2.0, "tokens_per_second": 1234.0, **more}
 
 
-def test_plain_lines_have_losses_speed_memory_and_time_left(capsys, monkeypatch):
+def test_plain_lines_have_losses_speed_memory_and_time_left(capsys):
     seconds = iter(range(0, 100, 5))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
-    with TrainingProgress(20, CPU) as shown:
+    with TrainingProgress(20, CPU, clock=lambda: next(seconds)) as shown:
         for step in range(1, 5):
             shown.step(metrics(step, **({"held_out": 3.0} if step == 2 else {})))
     first, second, last = capsys.readouterr().err.splitlines()  # at steps 1, 2 and 4: not more than one in ten seconds

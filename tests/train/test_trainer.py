@@ -1,10 +1,8 @@
 """Training runs of a tiny model: learning, resuming, several processes, errors."""
 
+import itertools
 import json
-import os
 import socket
-import subprocess
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +18,13 @@ from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma, Layer
 from gesso.train import state
+from gesso.train.objective import Objective
 from gesso.train.optimizers import learning_rate
 from gesso.train.recipe import load
 from gesso.train.run import train
 from tests.tiny import CONFIG
+from tests.train.conftest import watched
+from tests.train.forked import start, train_in_group
 from tests.waiting import PATIENCE
 
 RECIPE = """
@@ -73,26 +74,16 @@ def losses(out):
 
 
 def test_tiny_model_memorizes_its_examples(tmp_path, rows, small):
-    examples = rows.read_text().splitlines(keepends=True)[:4]
+    examples = rows.read_text().splitlines(keepends=True)[:2]
     rows.write_text("".join(examples))
-    recipe = load(write_recipe(tmp_path, rows, small, steps=180))
-    run, optimizer = replace(recipe.run, save_every=180), replace(recipe.optimizer, lr=1.5e-2)
+    recipe = load(write_recipe(tmp_path, rows, small, steps=160))
+    run, optimizer = replace(recipe.run, batch_size=2, save_every=160), replace(recipe.optimizer, lr=1.5e-2)
     train(replace(recipe, run=run, optimizer=optimizer), report=lambda _: None)
     tail = metrics(tmp_path / "out")[-20:]
     assert sum(line["loss"] for line in tail) / len(tail) < 0.1
     g = gesso.load(tmp_path / "out" / "model")
     for row in map(json.loads, examples):
         assert g.generate(row["prompt"], max_new_tokens=32, seed=1).text == row["completion"]
-
-
-def test_resumed_run_has_identical_losses(tmp_path, rows, small):
-    train(load(write_recipe(tmp_path, rows, small, out="whole", steps=8)), report=lambda _: None)
-    legs = load(write_recipe(tmp_path, rows, small, out="legs", steps=8))
-    for steps in (4, 8):
-        stop_after(legs, steps)
-    assert losses(tmp_path / "legs") == losses(tmp_path / "whole")
-    one, other = (gesso.load(tmp_path / name / "model").model for name in ("whole", "legs"))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 def stop_after(recipe, step):
@@ -111,22 +102,6 @@ def stop_after(recipe, step):
         return
 
 
-RUN = """
-import os, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-torch.backends.mkldnn.set_flags(False)  # as in conftest.py
-from gesso.train.run import train
-from gesso.train.recipe import load
-for run in sys.argv[1:]:  # a recipe, or a recipe and the port of a process group
-    recipe, _, port = run.partition(":")
-    if port:
-        os.environ["MASTER_PORT"] = port
-    train(load(Path(recipe)), report=lambda _: None)
-"""
-
-
 def test_packed_run_has_the_losses_of_a_padded_one(tmp_path, rows, small):
     for name, pack in (("padded", False), ("packed", True)):
         recipe = load(write_recipe(tmp_path, rows, small, out=name, steps=2))
@@ -135,12 +110,15 @@ def test_packed_run_has_the_losses_of_a_padded_one(tmp_path, rows, small):
         assert one == pytest.approx(other, rel=1e-4)
 
 
-def test_resumed_packed_run_has_identical_losses(tmp_path, rows, small):
+@pytest.mark.parametrize("write", [write_recipe, packed_recipe], ids=["padded", "packed"])
+def test_resumed_run_has_identical_losses_and_weights(tmp_path, rows, small, write):
     for out, legs in (("whole", (4,)), ("legs", (2, 4))):
-        recipe = load(packed_recipe(tmp_path, rows, small, out=out, steps=4))
+        recipe = load(write(tmp_path, rows, small, out=out, steps=4))
         for steps in legs:
             stop_after(replace(recipe, run=replace(recipe.run, save_every=2)), steps)
-    assert losses(tmp_path / "whole") == losses(tmp_path / "legs")
+    assert losses(tmp_path / "legs") == losses(tmp_path / "whole")
+    one, other = (gesso.load(tmp_path / name / "model").model for name in ("whole", "legs"))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
@@ -157,20 +135,15 @@ def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
     for recipe in (full, lora):
         train(load(recipe), report=lambda _: None)
     with ExitStack() as stack:
-        arguments = []
+        ran = []
         for recipe in (full_twice, full_twice, lora_twice):  # the second time resumes a finished run
             probe = stack.enter_context(socket.socket())
             probe.bind(("127.0.0.1", 0))
-            arguments.append(f"{recipe}:{probe.getsockname()[1]}")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RUN, *arguments],
-            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
-                 "MASTER_ADDR": "127.0.0.1"},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    assert [process.wait(PATIENCE) for process in processes] == [0, 0]
+            ran.append((recipe, probe.getsockname()[1]))
+    processes = [start(train_in_group, rank, ran) for rank in range(2)]
+    for process in processes:
+        process.join(PATIENCE)
+    assert [process.exitcode for process in processes] == [0, 0]
     # Two steps only: AdamW turns the sign of a tiny gradient into a full step, so rounding errors grow quickly.
     for name, tolerance in (("full", 1e-5), ("adapter", 1e-5)):
         pairs = zip(metrics(tmp_path / f"{name}-one"), metrics(tmp_path / f"{name}-two"), strict=True)
@@ -187,15 +160,9 @@ def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
         assert factor.any() and (factor - two[name]).norm() < 0.02 * factor.norm(), name
 
 
-def test_accumulated_batches_equal_one_large_batch(tmp_path, rows, small, monkeypatch):
-    """Compare one batch of eight with two batches of four, with the same examples in the same order."""
-    from gesso.train.data import Dataset, Example
-
-    def in_order(self, batch_size, *place, **options):
-        good = [row for row in self.read() if isinstance(row, Example)]
-        return iter([tuple(good[i : i + batch_size]) for i in range(0, len(good), batch_size)])
-
-    monkeypatch.setattr(Dataset, "batches", in_order)
+def test_accumulated_batches_equal_one_large_batch(tmp_path, rows, small):
+    """Compare one batch of eight with two of four. Rows of one length have the same order in both."""
+    rows.write_text("".join(json.dumps({"prompt": f"{i}: ", "completion": 9 * str(i)}) + "\n" for i in range(8)))
     recipe = load(write_recipe(tmp_path, rows, small, steps=1))
     found = []
     for size, times in ((8, 1), (4, 2)):
@@ -213,18 +180,16 @@ def test_workers_prepare_the_same_batches(tmp_path, rows, small):
     assert losses(tmp_path / "none") == losses(tmp_path / "two")
 
 
-def test_batches_take_the_canvas_lengths_in_turn(tmp_path, rows, small, monkeypatch):
-    from gesso.train.objective import Objective
+def test_batches_take_the_canvas_lengths_in_turn(tmp_path, rows, small):
+    lengths = []
 
-    seen, forward = [], Objective.forward
-    monkeypatch.setattr(
-        Objective,
-        "forward",
-        lambda self, batch, noise: (seen.append(batch.clean_KC.shape[-1]), forward(self, batch, noise))[1],
-    )
+    def note(arguments, _):
+        lengths.append(arguments[0].clean_KC.shape[-1])
+
     recipe = load(write_recipe(tmp_path, rows, small, steps=4))
-    train(replace(recipe, objective=replace(recipe.objective, canvas_lengths=(8, 32))), lambda _: None)
-    assert seen == [8, 32, 8, 32]
+    with watched(Objective, note):
+        train(replace(recipe, objective=replace(recipe.objective, canvas_lengths=(8, 32))), lambda _: None)
+    assert lengths == [8, 32, 8, 32]
     one = replace(recipe, objective=replace(recipe.objective, canvas_lengths=(8,)))
     train(replace(one, run=replace(one.run, out=str(tmp_path / "one"), steps=1)), lambda _: None)
     assert gesso.load(tmp_path / "one" / "model").config.canvas_length == 8, "the length of the training"
@@ -245,18 +210,16 @@ def test_initial_residual_stream_has_constant_scale():
     )
 
 
-def test_autocast_narrows_the_residual_stream(tmp_path, rows, small, monkeypatch):
-    seen = set()
-    call = Layer.forward
+def test_autocast_narrows_the_residual_stream(tmp_path, rows, small):
+    dtypes = set()
 
-    def watched(self, x_TH, *rest):
-        seen.add(x_TH.dtype)
-        return call(self, x_TH, *rest)
+    def note(arguments, _):
+        dtypes.add(arguments[0].dtype)
 
-    monkeypatch.setattr(Layer, "forward", watched)
     recipe = load(write_recipe(tmp_path, rows, small, steps=1))
-    train(replace(recipe, run=replace(recipe.run, autocast="bfloat16")), lambda _: None)
-    assert seen == {torch.bfloat16}
+    with watched(Layer, note):
+        train(replace(recipe, run=replace(recipe.run, autocast="bfloat16")), lambda _: None)
+    assert dtypes == {torch.bfloat16}
 
 
 def test_run_out_of_time_resumes_exactly(tmp_path, rows, small):
@@ -269,23 +232,13 @@ def test_run_out_of_time_resumes_exactly(tmp_path, rows, small):
     assert losses(tmp_path / "out") == losses(tmp_path / "whole")
 
 
-def test_loss_not_finite_stops_the_run_and_saves_its_examples(tmp_path, rows, small, monkeypatch):
-    from gesso.train.objective import Objective
+def test_loss_not_finite_stops_the_run_and_saves_its_examples(tmp_path, rows, small):
+    steps = itertools.count(1)
 
-    forward = Objective.forward
+    def break_fifth(_, losses):
+        return replace(losses, total_B=losses.total_B * float("nan")) if next(steps) == 5 else losses
 
-    def broken(self, batch, noise):
-        found = forward(self, batch, noise)
-        return replace(found, total_B=found.total_B * (float("nan") if broken.calls == 5 else 1.0))
-
-    broken.calls = 0
-
-    def counted(self, batch, noise):
-        broken.calls += 1
-        return broken(self, batch, noise)
-
-    monkeypatch.setattr(Objective, "forward", counted)
-    with pytest.raises(GessoError, match="step 5 is not finite") as caught:
+    with watched(Objective, break_fifth), pytest.raises(GessoError, match="step 5 is not finite") as caught:
         train(load(write_recipe(tmp_path, rows, small)), report=lambda _: None)
     saved = next((tmp_path / "out").glob("not-finite-*.json"))
     assert str(saved) in str(caught.value)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ENVIRONMENTS = Path(".clients").absolute()
+ENVIRONMENTS = Path(".clients")
 SHARED = "checks.mjs"  # imported by every JavaScript client
 LIMIT = 900  # seconds per command that installs
 ERROR_PREFIXES = ("ERROR: ", "npm error ")  # of pip's and npm's lines that say what went wrong
@@ -28,7 +28,7 @@ class Client:
 
     @property
     def environment(self) -> Path:
-        return ENVIRONMENTS / self.name
+        return (ENVIRONMENTS / self.name).absolute()
 
     def install(self) -> None:
         """Install the client, unless that was done before.

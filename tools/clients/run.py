@@ -30,13 +30,14 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=[*CLIENTS, *SUITES], help="may be repeated")
     names = parser.parse_args().only or [*CLIENTS, *SUITES]
     clients = [CLIENTS[name] for name in names if name in CLIENTS]
-    rows = run_clients(clients)
+    installed, rows = install(clients)
+    rows += run_installed(installed)
     rows += run_suites([name for name in names if name in SUITES])
     sys.exit(any(row.failed for row in rows))
 
 
-def run_clients(clients: list[Client]) -> list[Row]:
-    """Install the clients, and run those that can be installed."""
+def install(clients: list[Client]) -> tuple[list[Client], list[Row]]:
+    """Install clients. Return those that can be installed, and failed rows of the others."""
     installed = []
     rows = []
     for client in clients:
@@ -47,7 +48,7 @@ def run_clients(clients: list[Client]) -> list[Row]:
             row = Row(client.name, client.names, results={"installation": f"cannot be installed: {error}"})
             record(row)
             rows.append(row)
-    return rows + run_installed(installed)
+    return installed, rows
 
 
 def run_installed(clients: list[Client]) -> list[Row]:

@@ -21,7 +21,8 @@ its text was not that of the same request before; that of mixed also if a proces
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -80,6 +81,11 @@ def console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=PIPED_WIDTH)
 
 
+def has_failed(report: Mapping[str, Any]) -> bool:
+    """Return whether a report has a bad answer, or says that the run has not passed."""
+    return not report.get("passed", True) or bool(report.get("failed") or report.get("changed_texts"))
+
+
 def run(asked: argparse.Namespace) -> None:
     failed = False
     match asked.command:
@@ -98,12 +104,12 @@ def run(asked: argparse.Namespace) -> None:
             from tools.load import crashes
 
             found = crashes.measure(asked.requests, asked.kills, asked.arguments)
-            failed = not found["passed"]
+            failed = has_failed(found)
         case "mixed":
             from tools.load import mixed
 
             found = mixed.measure(asked.requests, asked.arguments)
-            failed = not found["passed"]
+            failed = has_failed(found)
         case "hangups":
             from tools.load import hangups
 
@@ -116,13 +122,13 @@ def run(asked: argparse.Namespace) -> None:
             from tools.load import joining
 
             found = joining.measure(asked.url, asked.seconds, asked.clients, asked.arguments)
-            failed = not found["passed"]
+            failed = has_failed(found)
         case "hot-load":
             from tools.load import hot_load
 
             targets = ("attention", "mlp", "experts") if asked.experts else ("attention", "mlp")
             found = hot_load.measure(asked.seconds, asked.clients, asked.arguments, targets)
-            failed = bool(found["failed"] or found["changed_texts"])
+            failed = has_failed(found)
         case "first-event":
             found = dict(enumerate(serve.first_event_medians(asked.urls, asked.rounds)))
         case "first-text":

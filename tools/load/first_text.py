@@ -5,7 +5,7 @@ settled, divided by the steps of that canvas. A canvas that settles nothing befo
 """
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +37,11 @@ class First:
                 self.shown_at = self.steps
 
 
-def measure(model: str | None, preset: str, count: int) -> dict[str, Any]:
+def measure(model: str | None, preset: str, count: int, tasks: Sequence[str] = TASKS) -> dict[str, Any]:
     """Run `count` items of each task with the settings of a server."""
     g = gesso.load(model)
     found = {}
-    for name in TASKS:
+    for name in tasks:
         chosen = task(name)
         options = {**chosen.options, "preset": preset, "settle": SETTLE}
         found[name] = _summary(list(_firsts(g, list(chosen.items("test", count, 0)), options)))

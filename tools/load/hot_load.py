@@ -103,6 +103,7 @@ class Client:
 
     url: str
     model: str | None = None
+    seeds: int = SEEDS
     requests: int = 0
     errors: list[str] = field(default_factory=list)
     gaps: list[tuple[float, float]] = field(default_factory=list)  # when a draft came, and seconds since the last one
@@ -110,7 +111,7 @@ class Client:
     changed: int = 0  # answers that differ from the first one with the same model and seed
 
     def ask(self) -> None:
-        seed = self.requests % SEEDS
+        seed = self.requests % self.seeds
         self.requests += 1
         body = {**BODY, "seed": seed} | ({} if self.model is None else {"model": self.model})
         try:

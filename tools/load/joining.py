@@ -13,7 +13,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from typing import Any
@@ -49,6 +49,7 @@ class Client:
     tokens: Sequence[int]
     prompt: int = PROMPT
     new: int = NEW
+    settings: Sequence[dict[str, Any]] = SETTINGS
     firsts: list[float] = field(default_factory=list)  # seconds to the first draft
     left: int = 0  # requests that it did not read to the end
     errors: list[str] = field(default_factory=list)
@@ -79,7 +80,7 @@ class Client:
             "max_tokens": self.random.randint(1, self.new),
             "seed": self.random.randrange(2**32),
             "stream": True,
-            "diffusion": {**self.random.choice(SETTINGS), "drafts": True},
+            "diffusion": {**self.random.choice(self.settings), "drafts": True},
         }
         leaves_after = self.random.randint(1, 20) if self.random.random() < 0.25 else None
         began, drafts = time.monotonic(), 0
@@ -107,16 +108,21 @@ class Client:
         raise ValueError("the stream ended early")
 
 
-def measure(
-    url: str | None, seconds: float, clients: int, arguments: Sequence[str] = (), prompt: int = PROMPT, new: int = NEW
-) -> dict[str, Any]:
+def measure(url: str | None, seconds: float, clients: int, arguments: Sequence[str] = ()) -> dict[str, Any]:
     """Measure for `seconds`. Without a `url`, start a server with these `arguments`."""
     if url is None:
         with running_server(*arguments) as server:
-            return {**wait_ready(server), **measure(server.url, seconds, clients, (), prompt, new)}
+            return {**wait_ready(server), **measure(server.url, seconds, clients)}
     answer = exchange(url, "POST", "/tokenize", json.dumps({"prompt": TEXT}))[1]
-    crowd = [Client(url, number, json.loads(answer)["tokens"], prompt, new) for number in range(clients)]
-    time.sleep(BEAT)
+    tokens = json.loads(answer)["tokens"]
+    return run([Client(url, number, tokens) for number in range(clients)], seconds)
+
+
+def run(crowd: Sequence[Client], seconds: float, limit: float = SECONDS, beat: float = BEAT) -> dict[str, Any]:
+    """Let clients of one server ask for `seconds`. A first draft may take up to `limit` seconds, and the counters of an
+    engine arrive after `beat` seconds."""
+    url = crowd[0].url
+    time.sleep(beat)
     before = counters(url)
     until = time.monotonic() + seconds
     threads = [threading.Thread(target=client.run, args=[until]) for client in crowd]
@@ -124,11 +130,17 @@ def measure(
         thread.start()
     for thread in threads:
         thread.join()
-    time.sleep(BEAT)
-    after = counters(url)
+    time.sleep(beat)
+    return report(crowd, before, counters(url), limit)
+
+
+def report(
+    crowd: Sequence[Client], before: Mapping[str, int], after: Mapping[str, int], limit: float = SECONDS
+) -> dict[str, Any]:
+    """Return the figures of clients, and whether the run has passed."""
     firsts = [first for client in crowd for first in client.firsts]
     errors = [error for client in crowd for error in client.errors]
-    slow = sum(first > SECONDS for first in firsts)
+    slow = sum(first > limit for first in firsts)
     moved = {name: after[name] - before[name] for name in COUNTERS}
     return {
         "requests": len(firsts),
@@ -140,8 +152,8 @@ def measure(
             "p99": percentile(firsts, 99),
             "longest": round(max(firsts, default=0.0), 3),
         },
-        "slow": slow,  # first drafts after more than SECONDS
-        "before": before,
+        "slow": slow,  # first drafts after more than `limit`
+        "before": dict(before),
         "after_readiness": moved,
         "passed": bool(firsts) and not errors and not slow and not any(moved.values()),
     }

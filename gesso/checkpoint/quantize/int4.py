@@ -15,6 +15,7 @@ scale that maps the largest value to 7, and as much for heavier tails. O out, I 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,15 +28,15 @@ DIVISORS = (7.0, 7.5, 8.0, 8.5)
 TINY = torch.finfo(torch.bfloat16).tiny
 
 
-def pack(weight: Tensor) -> Tensors:
+def pack(weight: Tensor, divisors: Sequence[float] = DIVISORS) -> Tensors:
     check(weight.shape, GROUP)
-    return by_rows(_pack, weight) | {"weight_shape": _shape(weight.shape, weight.device)}
+    return by_rows(partial(_pack, divisors=divisors), weight) | {"weight_shape": _shape(weight.shape, weight.device)}
 
 
-def _pack(weight_OI: Tensor) -> Tensors:
+def _pack(weight_OI: Tensor, divisors: Sequence[float]) -> Tensors:
     x_OGN = weight_OI.unflatten(1, (-1, GROUP))
     top_OG1 = x_OGN.abs().amax(-1, keepdim=True)
-    scale_OG1 = best_scale(x_OGN, (_scale(top_OG1 / divisor) for divisor in DIVISORS), _round)
+    scale_OG1 = best_scale(x_OGN, (_scale(top_OG1 / divisor) for divisor in divisors), _round)
     nibble_OI = (_round(x_OGN / scale_OG1) + 8).to(torch.uint8).flatten(1)
     return {
         "weight_packed": (nibble_OI[:, 0::2] | (nibble_OI[:, 1::2] << 4)).view(torch.int32),

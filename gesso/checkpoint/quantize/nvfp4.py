@@ -22,6 +22,7 @@ value of 5/6 of the largest would lose a tenth of itself. O out, I in, G blocks 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,18 +36,18 @@ DIVISORS = (6.0, 4.0, 5.5, 6.5)
 LARGEST_SCALE, SMALLEST_SCALE = 448.0, 2.0**-9  # of e4m3
 
 
-def pack(weight: Tensor) -> Tensors:
+def pack(weight: Tensor, divisors: Sequence[float] = DIVISORS) -> Tensors:
     check(weight.shape, BLOCK)
-    return each(_pack, weight)
+    return each(partial(_pack, divisors=divisors), weight)
 
 
-def _pack(weight_OI: Tensor) -> Tensors:
+def _pack(weight_OI: Tensor, divisors: Sequence[float]) -> Tensors:
     top = weight_OI.abs().max()
     largest = torch.finfo(torch.float32).max
     global_scale = torch.where(top > 0, (LARGEST_SCALE * VALUES[-1] / top).clamp(max=largest), 1.0)
     x_OGN = weight_OI.unflatten(1, (-1, BLOCK)) * global_scale
     top_OG1 = x_OGN.abs().amax(-1, keepdim=True)
-    scale_OG1 = best_scale(x_OGN, (_scale(top_OG1 / divisor) for divisor in DIVISORS), _round)
+    scale_OG1 = best_scale(x_OGN, (_scale(top_OG1 / divisor) for divisor in divisors), _round)
     code_OI = _encode(_round(x_OGN / scale_OG1)).flatten(1)
     return {
         "weight_packed": code_OI[:, 0::2] | (code_OI[:, 1::2] << 4),

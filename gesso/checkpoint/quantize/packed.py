@@ -70,15 +70,20 @@ class Packed(nn.Module):
         parts = zip(*(tensor.split(rows) for tensor in self._by_row.values()), strict=True)
         return [self._of_rows(len(part[0]), dict(zip(self._by_row, part, strict=True))) for part in parts]
 
-    def row_parts(self) -> "list[tuple[slice, Packed]]":
-        """Return blocks of rows of all experts, and where they are, of at most PART_VALUES values if possible."""
-        experts, rows, inputs = self.shape
-        return [(at, self._rows_of_experts(at)) for at in _parts(rows, experts * inputs)]
+    def row_parts(self, most: int | None = None, multiple: int | None = None) -> "list[tuple[slice, Packed]]":
+        """Return blocks of rows of all experts, and where they are, of at most `most` values if possible.
 
-    def column_parts(self) -> "list[tuple[slice, Packed]]":
-        """Return blocks of columns of all experts, and where they are, of at most PART_VALUES values if possible."""
+        By default, these are PART_VALUES. A block has a multiple of `multiple` rows, by default of PART_MULTIPLE.
+        """
         experts, rows, inputs = self.shape
-        return [(at, self._columns_of_experts(at)) for at in _parts(inputs, experts * rows)]
+        blocks = _parts(rows, experts * inputs, most or PART_VALUES, multiple or PART_MULTIPLE)
+        return [(at, self._rows_of_experts(at)) for at in blocks]
+
+    def column_parts(self, most: int | None = None, multiple: int | None = None) -> "list[tuple[slice, Packed]]":
+        """Return blocks of columns of all experts, and where they are, as `row_parts` does with rows."""
+        experts, rows, inputs = self.shape
+        blocks = _parts(inputs, experts * rows, most or PART_VALUES, multiple or PART_MULTIPLE)
+        return [(at, self._columns_of_experts(at)) for at in blocks]
 
     def rows(self, index: Tensor) -> Tensor:
         """Return some rows, for the same formats. Indexing is by bytes: it is not implemented for all dtypes."""
@@ -141,9 +146,9 @@ class Packed(nn.Module):
 Weight = Tensor | Packed
 
 
-def _parts(length: int, values: int) -> list[slice]:
+def _parts(length: int, values: int, most: int, multiple: int) -> list[slice]:
     """Divide `length` rows or columns of `values` values each."""
-    step = max(1, PART_VALUES // values // PART_MULTIPLE) * PART_MULTIPLE
+    step = max(1, most // values // multiple) * multiple
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 

@@ -55,6 +55,7 @@ class ByModel:
     """
 
     rows: OwnData
+    many_steps: Diffusion = PRESETS[REFERENCE]
     scores: tuple[str, ...] = (LOG_PROBABILITY, AGREEMENT)
     references: dict[str, list[str]] = field(default_factory=dict)  # many-step answers, by the items' fingerprint
 
@@ -63,7 +64,7 @@ class ByModel:
     ) -> Evaluation:
         written = evaluate(g, self.rows, items, preset=settings, progress=progress, **options)
         if written.fingerprint not in self.references:
-            many = evaluate(g, self.rows, items, preset=PRESETS[REFERENCE], progress=progress, **options)
+            many = evaluate(g, self.rows, items, preset=self.many_steps, progress=progress, **options)
             self.references[written.fingerprint] = [outcome.output for outcome in many.outcomes]
         likelihoods = _log_probabilities(g, self.rows, items, written.outcomes)
         outcomes = [

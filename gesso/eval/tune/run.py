@@ -116,6 +116,7 @@ class Tuner:
     watch: Watch
     finished: Callable[[Trial], None] = lambda trial: None  # called with each trial on the tuning items
     minutes: float | None = None
+    clock: Callable[[], float] = time.monotonic
 
     def run(self, tuning: Tuning, items: Sequence[Item], held_out: Sequence[Item]) -> None:
         """Try the candidates on `items`, choose by these alone, and compare the choice with the default on `held_out`.
@@ -124,7 +125,7 @@ class Tuner:
         """
         if shared := {_question(item) for item in items} & {_question(item) for item in held_out}:
             raise InputError(f"{len(shared)} items are both for tuning and held out; remove them from one of the two")
-        start = time.monotonic()
+        start = self.clock()
         limit = float("inf") if self.minutes is None else start + 60 * self.minutes
         until = limit if self.minutes is None else start + 60 * self.minutes * SEARCH_SHARE
         try:
@@ -135,7 +136,7 @@ class Tuner:
             tuning.ended = "time" if isinstance(end, _OutOfTime) else "interrupt"
         if tuning.choice is not None and tuning.ended != "interrupt":
             seconds = tuning.trials[0].evaluation.seconds + tuning.choice.evaluation.seconds
-            fitting = MARGIN * (limit - time.monotonic()) / seconds * len(items)
+            fitting = MARGIN * (limit - self.clock()) / seconds * len(items)
             held_out = held_out[: int(min(len(held_out), fitting))]
             try:
                 if len(held_out) >= FEWEST_PAIRS:
@@ -143,7 +144,7 @@ class Tuner:
                     tuning.confirmation = self._try(tuning.choice.candidate, held_out, [before], limit)
             except (_OutOfTime, KeyboardInterrupt) as end:
                 tuning.ended = "time" if isinstance(end, _OutOfTime) else "interrupt"
-        tuning.seconds = time.monotonic() - start
+        tuning.seconds = self.clock() - start
 
     def _try(
         self, candidate: SettingsCandidate, items: Sequence[Item], default: Sequence[Trial], until: float
@@ -153,7 +154,7 @@ class Tuner:
 
             def progress(done: int, total: int) -> None:
                 show(done, total)
-                if time.monotonic() > until:
+                if self.clock() > until:
                     raise _OutOfTime
 
             evaluation = self.judge.evaluate(self.g, items, candidate.settings, self.options, progress)
