@@ -120,13 +120,13 @@ def test_every_kind_of_request_runs_with_its_adapter(server, served_model, direc
 
     hole = {"prompt": "ab", "suffix": "ef", "max_tokens": 4, "best_of": 2}
     decision = {"prompt": "Hello", "choices": ["yes", "no"]}
-    found = [
+    answers = [
         answer("completions", **hole, **options)["choices"][0]["text"],
         answer("edits", input="abcdef", span=[1, 3], max_tokens=4, **options)["choices"][0]["replacement"],
         {one["choice"]: one["probability"] for one in answer("decide", **decision)["probabilities"]},
         answer("completions", prompt="Hello", echo=True, logprobs=1, max_tokens=0)["choices"][0]["logprobs"],
     ]
-    found[3] = sum(found[3]["token_logprobs"][1:])
+    answers[3] = sum(answers[3]["token_logprobs"][1:])
 
     def by(model):
         return [
@@ -136,8 +136,8 @@ def test_every_kind_of_request_runs_with_its_adapter(server, served_model, direc
             pytest.approx(Likelihood(model.model, tokens[:1]).of(tokens[1:]), rel=1e-3),
         ]
 
-    assert found == by(alone)
-    assert not any(one == other for one, other in zip(found, by(base), strict=True))
+    assert answers == by(alone)
+    assert not any(one == other for one, other in zip(answers, by(base), strict=True))
 
 
 def test_an_unloaded_adapter_serves_its_requests_to_the_end_and_its_name_is_then_free(server, expected, directory):

@@ -92,9 +92,9 @@ def test_side_thread_work_delays_no_other_request_and_cancelled_work_never_runs(
     release, sent, inbox = threading.Event(), [], queue.SimpleQueue()
 
     class Slow(Worker):
-        def request(self, asked, blob=b""):
-            assert asked.constraint is None or release.wait(PATIENCE)
-            return super().request(asked, blob)
+        def request(self, submitted, blob=b""):
+            assert submitted.constraint is None or release.wait(PATIENCE)
+            return super().request(submitted, blob)
 
     worker = Slow(tiny, sent.append)
     options = {**QUICK, "max_new_tokens": 16, "settle": 1, "seed": 1}
