@@ -12,6 +12,6 @@ def browser():
         yield browser
 
 
-@pytest.fixture
+@pytest.fixture(scope="package")
 def studio(bundled_server):
     return bundled_server
