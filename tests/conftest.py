@@ -91,6 +91,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     files = list(dict.fromkeys(str(item.path.relative_to(TESTS)) for item in items))
     ordered = durations.order(files, seconds, starts_server=lambda file: starts_server(Path(file)))
+    first: dict[str, int] = {}  # place of the longest file, by unit
+    for i, file in enumerate(ordered):
+        first.setdefault(units.unit(file), i)
+    ordered.sort(key=lambda file: first[units.unit(file)])  # stable, so that the files of a unit keep their order
     place = {file: i for i, file in enumerate(ordered)}
     items.sort(key=lambda item: place[str(item.path.relative_to(TESTS))])
 
