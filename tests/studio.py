@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -46,8 +45,7 @@ def browsing() -> Iterator[object]:
 
     with sync_playwright() as playwright:
         # Chromium cannot create its sandbox as root in a container. Without a GPU, it would draw with an emulated one.
-        arguments = ["--no-sandbox", *os.environ.get("CHROMIUM_FLAGS", "--disable-gpu").split()]
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=arguments)
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
 

@@ -25,7 +25,7 @@ LIMITS = (
     "--compile-seconds",
     "1",
     "--head-timeout",
-    "2",
+    "3",
     "--heartbeat",
     "10",
 )
