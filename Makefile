@@ -16,7 +16,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RAY_VENV ?= .venv-ray
 PROCESSES ?= 3
-# One process per file, so that its server starts once. The slow files come first: see tests/conftest.py.
+# One process runs a whole file, or files that share a server: see tests/units.py. The slow ones come first.
 PARALLEL := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 GPU_PYTHON ?= python3
 TREE ?= $(shell git rev-parse HEAD:gesso 2>/dev/null)

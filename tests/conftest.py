@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 gc.disable()  # until all tests are imported: see pytest_collection_finish
 import torch  # noqa: E402
 
-from tests import durations  # noqa: E402
+from tests import durations, units  # noqa: E402
 from tests.interpreter import speed_up  # noqa: E402
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -91,8 +92,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     files = list(dict.fromkeys(str(item.path.relative_to(TESTS)) for item in items))
     ordered = durations.order(files, seconds, starts_server=lambda file: starts_server(Path(file)))
+    first: dict[str, int] = {}  # place of the longest file, by unit
+    for i, file in enumerate(ordered):
+        first.setdefault(units.unit(file), i)
+    ordered.sort(key=lambda file: first[units.unit(file)])  # stable, so that the files of a unit keep their order
     place = {file: i for i, file in enumerate(ordered)}
     items.sort(key=lambda item: place[str(item.path.relative_to(TESTS))])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Divide the tests into units that share a server or a browser."""
+    return units.scheduler(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:
@@ -224,24 +235,13 @@ def client(server):
         yield client
 
 
-@pytest.fixture(scope="module")
-def studio(tmp_path_factory: pytest.TempPathFactory):
-    """A server with the bundled models. The tests that need it are in one file, so that it starts once."""
-    from tests.serving import serving
-    from tests.studio import need_browser
-
-    need_browser()
-    with serving(tmp_path_factory.mktemp("studio") / "log") as running:
-        running.wait_ready()
-        yield running
-
-
 @pytest.fixture(scope="session")
 def studio_files():
-    """The URL of the studio's files without an engine: tests answer the requests of the page themselves."""
+    """The URL of the studio's files without an engine: tests answer the requests for text themselves."""
+    from tests.studio import ABOUT
     from tools.load.scrubbing import StudioFiles
 
-    with StudioFiles() as url:
+    with StudioFiles(ABOUT) as url:
         yield url
 
 

@@ -23,9 +23,14 @@ from tests.waiting import PATIENCE, wait_until
 QUICK = {"steps": 6, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
 
 
+# The defaults of the checkpoint: canvases count as certain after any step, so that every setting changes the texts.
+DEFAULTS = {"max_denoising_steps": 6, "confidence_threshold": 1e6}
+
+
 def make_model(directory: Path, sees: bool = False) -> Path:
     """Write the tiny model with a vocabulary of characters and words, so that any tokens decode to valid text."""
     tiny.make(directory, sees=sees)
+    (directory / "generation_config.json").write_text(json.dumps(DEFAULTS), encoding="utf-8")
     tokenizer = json.loads(tiny.tokenizer_json())
     names = {i: piece for piece, i in tokenizer["model"]["vocab"].items()}
     for i in range(128, tiny.VOCABULARY):
@@ -66,6 +71,14 @@ class Running:
         self.process, self.url, self.log = process, url, log
         self.http = httpx.Client(base_url=url, timeout=PATIENCE)
 
+    @contextlib.contextmanager
+    def as_client(self, **headers: str):
+        """Yield this server with an HTTP client of its own, which sends these headers."""
+        client = Running(self.process, self.url, self.log)
+        client.http.headers.update({name.replace("_", "-"): value for name, value in headers.items()})
+        with client.http:
+            yield client
+
     def wait_ready(self, wanted: int = 200) -> None:
         def reached() -> bool:
             assert self.process.poll() is None, self.log.read_text()
@@ -81,6 +94,15 @@ class Running:
         wait_until(
             lambda: self.metric(name, **headers) == wanted, lambda: f"{name} is {self.metric(name)}, not {wanted}"
         )
+
+    def log_lines(self, **fields: object) -> list[dict]:
+        """Return the log lines of requests that have these fields."""
+        lines = [json.loads(line) for line in self.log.read_text().splitlines() if '"event": "request"' in line]
+        return [line for line in lines if line.items() >= fields.items()]
+
+    def wait_log_lines(self, count: int, **fields: object) -> list[dict]:
+        wait_until(lambda: len(self.log_lines(**fields)) >= count, self.log.read_text)
+        return self.log_lines(**fields)
 
     def children(self, module: str) -> list[int]:
         """Return the ids of the server's child processes that run a module of ours."""

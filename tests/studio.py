@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -15,7 +14,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 NEEDED = "the studio's tests need a browser: apt-get install chromium"
 PIECES = ["To", " be", ",", " or", " not"]
 TEXT = "".join(PIECES)
-ABOUT = {
+ABOUT = {  # what a page without an engine reads about it
     "/health": '{"status": "ok", "engine": "ready", "progress": 1.0}',
     "/v1/models": '{"data": [{"id": "gesso-26B", "max_model_len": 8192}]}',
     "/metrics": 'gesso_engine_up{model="gesso-26B"} 1.0\ngesso_completion_tokens_total 7.0\n',
@@ -45,19 +44,16 @@ def browsing() -> Iterator[object]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        # Chromium cannot create its sandbox as root in a container.
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        # Chromium cannot create its sandbox as root in a container. Without a GPU, it would draw with an emulated one.
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
 
 
 @contextlib.contextmanager
-def visiting(browser, url: str, *, may_complain: bool = False, alone: bool = False, **options):
-    """Open a page in a new browser context. Fail on console errors, unless `may_complain`. With `alone` there is no
-    engine: requests about the server get fixed answers."""
+def visiting(browser, url: str, *, may_complain: bool = False, **options):
+    """Open a page in a new browser context. Fail on console errors, unless `may_complain`."""
     context = browser.new_context(**options)
-    for path in ABOUT if alone else ():
-        context.route(f"**{path}", lambda route: route.fulfill(body=ABOUT[urlsplit(route.request.url).path]))
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
     complaints: list[str] = []

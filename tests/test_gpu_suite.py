@@ -13,7 +13,7 @@ from tests.gpu import run
 
 ROOT = Path(__file__).parent.parent
 # Packages that `make test` needs and that a GPU machine may lack.
-ABSENT = ("openai", "langchain_openai", "schemathesis", "httpx", "playwright", "hypothesis", "jsonschema",
+ABSENT = ("openai", "schemathesis", "httpx", "playwright", "hypothesis", "jsonschema",
           "jsonschema_rs", "peft", "zstandard", "tensorboard", "PIL", "xdist", "fastapi", "uvicorn", "pydantic",
           "prometheus_client")  # fmt: skip
 COLLECT = f"""

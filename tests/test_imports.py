@@ -140,7 +140,7 @@ def test_the_package_never_imports_its_oracle():
 
 def test_slow_packages_are_imported_only_in_the_tests_that_need_them():
     """Each process of pytest-xdist imports every test file. These packages take seconds."""
-    slow = re.compile(r"^(?:import|from) (peft|langchain_openai|schemathesis|jsonschema)\b", re.MULTILINE)
+    slow = re.compile(r"^(?:import|from) (peft|openai|schemathesis|jsonschema)\b", re.MULTILINE)
     for path in TESTS.rglob("test_*.py"):
         found = slow.search(path.read_text(encoding="utf-8"))
         assert not found, f"{path.relative_to(ROOT)}: import {found[1]} inside the functions that need it"

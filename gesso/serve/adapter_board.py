@@ -10,12 +10,12 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gesso.serve.adapters import adapter_exists, adapter_not_found
 from gesso.serve.errors import ApiError
 
 BEAT_SECONDS = 2.0  # between two calls of a follower, at most
-SILENT_SECONDS = 10.0  # after which no change waits for a replica; it catches up when it calls again
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,10 @@ class ReplicaReport:
 
 
 class AdapterBoard:
+    beat_seconds: ClassVar[float] = BEAT_SECONDS
+    # After these seconds, no change waits for a replica. It catches up when it calls again.
+    silent_seconds: ClassVar[float] = 10.0
+
     def __init__(self, adapters: Mapping[str, str]) -> None:
         """Start with the adapters that each replica loads by itself."""
         self.table = AdapterDirectories(1, adapters)
@@ -44,13 +48,13 @@ class AdapterBoard:
     # --- replicas ---------------------------------------------------------------------------------------------------
 
     async def follow(self, report: ReplicaReport) -> AdapterDirectories:
-        """Take a report. Return the table as soon as it is newer than the replica's, or after BEAT_SECONDS."""
+        """Take a report. Return the table as soon as it is newer than the replica's, or after `beat_seconds`."""
         if report.table.version > self.table.version:  # this board has replaced one that died
             self.table = report.table
         self.reports[report.replica] = report
         await self.beat(report.replica)
         with suppress(TimeoutError):
-            async with asyncio.timeout(BEAT_SECONDS), self.published:
+            async with asyncio.timeout(self.beat_seconds), self.published:
                 await self.published.wait_for(lambda: self.table.version > report.table.version)
         return self.table
 
@@ -98,7 +102,7 @@ class AdapterBoard:
 
     def _reports(self) -> list[ReplicaReport]:
         """Return the last reports of the replicas that have called lately, and forget the others."""
-        oldest = time.monotonic() - SILENT_SECONDS
+        oldest = time.monotonic() - self.silent_seconds
         self.called_at = {replica: at for replica, at in self.called_at.items() if at > oldest}
         self.reports = {replica: self.reports[replica] for replica in self.called_at if replica in self.reports}
         return list(self.reports.values())

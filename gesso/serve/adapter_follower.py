@@ -5,7 +5,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from gesso.serve.adapter_board import BEAT_SECONDS, AdapterDirectories, ReplicaReport
 from gesso.serve.adapter_files import find_adapter
@@ -25,6 +25,8 @@ class Board(Protocol):
 
 
 class AdapterFollower:
+    beat_seconds: ClassVar[float] = BEAT_SECONDS
+
     def __init__(self, board: Board, supervisor: Supervisor, root: str) -> None:
         """`root`: the directory whose adapters requests may load."""
         self.board, self.supervisor, self.root = board, supervisor, root
@@ -67,7 +69,7 @@ class AdapterFollower:
                 table = await self.board.follow(ReplicaReport(self.replica, self.table, failure))
             except ConnectionError as error:
                 logger.warning("adapter board unreachable", extra={"fields": {"reason": str(error)[:200]}})
-                await asyncio.sleep(BEAT_SECONDS)
+                await asyncio.sleep(self.beat_seconds)
                 continue
             if table.version != self.table.version:
                 failure = await self._apply(table)
@@ -77,7 +79,7 @@ class AdapterFollower:
         """Apply a table, and meanwhile tell the board that this replica lives."""
         change = asyncio.create_task(self._change(table.adapters))
         try:
-            while not (await asyncio.wait([change], timeout=BEAT_SECONDS))[0]:
+            while not (await asyncio.wait([change], timeout=self.beat_seconds))[0]:
                 with suppress(ConnectionError):
                     await self.board.beat(self.replica)
             return change.result()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -60,7 +60,6 @@ from gesso.serve.settings import EngineSettings, places_of_plan
 
 TOKENS = 256  # with log-probabilities in one message
 EXIT_BROKEN = 3
-IDLE_SECONDS = 1.0  # without a request, before garbage is collected or a pass is captured that may be needed later
 SWITCH_SECONDS = 0.0001  # that each operation of a step may wait for another thread; by default it is 0.005
 
 
@@ -78,6 +77,9 @@ class Job:
 
 class Worker:
     """Runs the requests of all clients on one engine and reports their events."""
+
+    # Without a request, before garbage is collected or a pass is captured that may be needed later.
+    idle_seconds: ClassVar[float] = 1.0
 
     def __init__(self, model: Gesso, send: Send) -> None:
         self.model, self.engine, self.driver, self.send = model, model.engine, model.driver, send
@@ -104,7 +106,7 @@ class Worker:
         """Wait for a message. Meanwhile, collect garbage, and capture passes that were not captured before."""
         while self.collector.is_due or self.engine.captures_left:
             try:
-                return self.inbox.get(timeout=IDLE_SECONDS)
+                return self.inbox.get(timeout=self.idle_seconds)
             except queue.Empty:
                 self.report(began=time.monotonic())
                 if self.collector.is_due:

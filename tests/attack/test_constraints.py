@@ -1,8 +1,6 @@
 """Slow constraints are rejected or abandoned without delaying the constraints of other clients."""
 
-import os
 import re
-import signal
 import time
 
 import pytest
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.attack.watching import (
     BAD,
-    GOOD,
     ask,
     assert_nothing_left,
     assert_refused,
@@ -20,15 +17,12 @@ from tests.attack.watching import (
     short,
     text,
 )
-from tests.serving import serving
-from tests.waiting import PATIENCE
-from tools.load import attacks, processes, wire
+from tools.load import attacks, wire
 from tools.load.wire import CHAT, COMPLETIONS
 
 pytestmark = pytest.mark.attack
 
-COMPILER_SECONDS = 5.0  # for a compiler process to start, unless one is already running
-ABANDONED = 12
+ABANDONED = 6  # more than are compiled at once
 
 
 def test_abandoned_regexes_do_not_delay_the_constraints_of_others(server):
@@ -44,7 +38,7 @@ def test_abandoned_regexes_do_not_delay_the_constraints_of_others(server):
 
 def test_abandoned_schemas_stop_being_compiled(server):
     with bystanders(server, short(choice=["yes", "no"])):
-        for _ in range(6):
+        for _ in range(4):
             connection = wire.send(server.url, BAD, CHAT, attacks.with_schema(attacks.wide_schema()))
             time.sleep(0.2)
             wire.abandon(connection)
@@ -68,21 +62,6 @@ def test_an_expensive_constraint_is_rejected_while_others_are_served(server, nam
 def test_a_wide_schema_is_rejected_while_others_are_served(server):
     with bystanders(server):
         assert_refused(attack(server, CHAT, attacks.with_schema(attacks.wide_schema())))
-
-
-def test_no_process_outlives_a_killed_server(served_model, tmp_path):
-    with serving(tmp_path / "log", "--model", str(served_model), GESSO_API_KEYS=GOOD) as running:
-        running.wait_ready()
-        at_rest = len(processes.descendants(running.process.pid))
-        with wire.send(running.url, GOOD, COMPLETIONS, short(regex=attacks.slow_regex(1))):
-            until = time.monotonic() + COMPILER_SECONDS
-            while len(processes.descendants(running.process.pid)) == at_rest and time.monotonic() < until:
-                time.sleep(0.05)
-            time.sleep(0.3)  # let the compilation start
-            started = processes.descendants(running.process.pid)
-            os.kill(running.process.pid, signal.SIGKILL)
-            left = processes.wait_until_gone(started, PATIENCE)
-            assert not left, [processes.command_line(pid)[:100] for pid in left]
 
 
 pieces = st.sampled_from(

@@ -104,7 +104,7 @@ one_setting = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     changed=st.lists(one_setting, min_size=1, max_size=3).map(dict),
     more=st.sampled_from([{}, {"logprobs": 20}, {"logprobs": 21}, {"n": 2}, {"n": 17}, {"seed": 2**64}])

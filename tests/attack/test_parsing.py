@@ -108,7 +108,7 @@ bodies = st.fixed_dictionaries(
 paths = st.sampled_from([CHAT, COMPLETIONS, EDITS, wire.RESPONSES, "/tokenize", "/detokenize"])
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(path=paths, body=bodies, repeated=st.sampled_from([1, 1, 1, 2000]))
 def test_no_body_causes_a_server_error(server, path, body, repeated):
     body = {name: value * repeated if isinstance(value, list) else value for name, value in body.items()}

@@ -21,9 +21,9 @@ LIMITS = (
     "--max-batch",
     "4",
     "--prepare-seconds",
-    "3",
+    "1",
     "--compile-seconds",
-    "3",
+    "1",
     "--head-timeout",
     "3",
     "--heartbeat",
@@ -64,7 +64,7 @@ def bystanders(server, body=None):
 
     def be_served():
         found.append(ask(server, body))
-        while not stop.wait(0.05):
+        while not stop.wait(0.2):
             found.append(ask(server, body))
 
     def watch_health():
@@ -72,7 +72,7 @@ def bystanders(server, body=None):
             health.append(wire.ask(server.url, None, "/health", timeout=PATIENCE).status)
 
     def watch_memory():
-        while not stop.wait(0.05):
+        while not stop.wait(0.1):
             memory.append(_memory(server))
 
     threads = [threading.Thread(target=each) for each in (be_served, watch_health, watch_memory)]

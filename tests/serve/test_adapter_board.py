@@ -6,13 +6,22 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gesso.serve import adapter_board
 from gesso.serve.adapter_board import AdapterBoard, AdapterDirectories, ReplicaReport
 from gesso.serve.adapter_follower import AdapterFollower
 from gesso.serve.adapters import ServedAdapters
 from gesso.serve.errors import ApiError
 from gesso.serve.metrics import Metrics
 from gesso.serve.protocol import AdapterFailed, AdapterLoaded, LoadAdapter
+
+
+class Board(AdapterBoard):
+    """A board that waits for a short time."""
+
+    beat_seconds, silent_seconds = 0.05, 0.5
+
+
+class Follower(AdapterFollower):
+    beat_seconds = 0.05
 
 
 class Replica:
@@ -23,7 +32,7 @@ class Replica:
         self.adapters = ServedAdapters({name: str(root / name) for name in given}, 4, Metrics(), "tiny", self.send)
         self.adapters.engine_starts()
         self.adapters.engine_ready()
-        self.follower = AdapterFollower(board, self, str(root))
+        self.follower = Follower(board, self, str(root))
 
     def send(self, message):
         if isinstance(message, LoadAdapter):
@@ -62,12 +71,6 @@ class Unreachable:
         return call
 
 
-@pytest.fixture(autouse=True)
-def fast(monkeypatch):
-    monkeypatch.setattr("gesso.serve.adapter_board.BEAT_SECONDS", 0.05)
-    monkeypatch.setattr("gesso.serve.adapter_follower.BEAT_SECONDS", 0.05)
-
-
 @pytest.fixture
 def root(tmp_path):
     for name in "abc":
@@ -89,7 +92,7 @@ async def error_of(call):
 
 def test_an_adapter_reaches_all_replicas_and_those_that_join_later(root):
     async def scenario():
-        board = AdapterBoard({"a": str(root / "a")})
+        board = Board({"a": str(root / "a")})
         one, two = (Replica(board, root, given="a") for _ in range(2))
         await one.join()
         await two.join()
@@ -108,7 +111,7 @@ def test_an_adapter_reaches_all_replicas_and_those_that_join_later(root):
 
 def test_an_adapter_that_one_replica_cannot_load_is_served_by_none(root):
     async def scenario():
-        board = AdapterBoard({})
+        board = Board({})
         good, bad = Replica(board, root), Replica(board, root, fails=True)
         await good.join()
         await bad.join()
@@ -120,11 +123,9 @@ def test_an_adapter_that_one_replica_cannot_load_is_served_by_none(root):
     run(scenario())
 
 
-def test_a_change_does_not_wait_for_a_replica_that_died(root, monkeypatch):
-    monkeypatch.setattr(adapter_board, "SILENT_SECONDS", 0.3)
-
+def test_a_change_does_not_wait_for_a_replica_that_died(root):
     async def scenario():
-        board = AdapterBoard({})
+        board = Board({})
         one, dead = Replica(board, root), Replica(board, root)
         await one.join()
         await dead.join()
@@ -138,17 +139,15 @@ def test_a_change_does_not_wait_for_a_replica_that_died(root, monkeypatch):
     run(scenario())
 
 
-def test_a_load_waits_for_the_engine_of_each_replica(root, monkeypatch):
-    monkeypatch.setattr(adapter_board, "SILENT_SECONDS", 0.3)
-
+def test_a_load_waits_for_the_engine_of_each_replica(root):
     async def scenario():
-        board = AdapterBoard({})
+        board = Board({})
         one, restarting = Replica(board, root), Replica(board, root)
         await one.join()
         await restarting.join()
         restarting.adapters.engine_died()
         load = asyncio.create_task(one.follower.load("b", str(root / "b")))
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(2 * Board.silent_seconds)
         assert not load.done(), "it applies the table, so it counts as alive"
         restarting.adapters.engine_ready()
         await load
@@ -159,11 +158,11 @@ def test_a_load_waits_for_the_engine_of_each_replica(root, monkeypatch):
 
 def test_a_new_board_takes_over_the_table_of_the_replicas(root):
     async def scenario():
-        board = AdapterBoard({})
+        board = Board({})
         replica = Replica(board, root)
         await replica.join()
         await replica.follower.load("b", str(root / "b"))
-        replica.follower.board = AdapterBoard({})
+        replica.follower.board = Board({})
         while replica.follower.board.table.version < 2:
             await asyncio.sleep(0.01)
         assert replica.names == ["b"] and list(replica.follower.board.table.adapters) == ["b"]
@@ -173,7 +172,7 @@ def test_a_new_board_takes_over_the_table_of_the_replicas(root):
 
 def test_without_a_board_replicas_answer_and_reject_changes(root):
     async def scenario():
-        board = Unreachable(AdapterBoard({}))
+        board = Unreachable(Board({}))
         replica = Replica(board, root, given="a")
         replica.follower.start()
         while board.calls.count("follow") < 3:

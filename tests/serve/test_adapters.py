@@ -19,24 +19,19 @@ from gesso.serve.adapters import ServedAdapters
 from gesso.serve.errors import ApiError
 from gesso.serve.http.app import create_app
 from gesso.serve.metrics import Metrics
-from gesso.serve.protocol import AdapterFailed, AdapterLoaded, LoadAdapter, Submit, UnloadAdapter
+from gesso.serve.protocol import AdapterFailed, AdapterLoaded, LoadAdapter, UnloadAdapter
 from gesso.serve.settings import ServerSettings
-from gesso.serve.worker import Job, Worker
-from tests import loras
-from tests.serving import QUICK, serving
+from tests.likelihood import Likelihood
+from tests.serving import QUICK
 from tests.waiting import PATIENCE, wait_until
 
-KEY = {"authorization": "Bearer secret"}
+KEY = {"authorization": "Bearer one"}
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 @pytest.fixture(scope="module")
-def directory(served_model, tmp_path_factory):
-    """A directory with `inside`, which requests may load from, and an adapter outside of it."""
-    directory = tmp_path_factory.mktemp("adapters")
-    loras.write(served_model, directory / "inside", ("a", "b", "c"))
-    loras.write(served_model, directory, ("outside",))
-    return directory
+def directory(adapter_directory):
+    return adapter_directory
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +46,9 @@ def expected(served_model, directory):
     return texts
 
 
-@pytest.fixture(scope="module")
-def server(served_model, directory, tmp_path_factory):
-    log = tmp_path_factory.mktemp("log")
-    (log / "keys").write_text("secret\n")
-    arguments = ("--model", str(served_model), "--name", "tiny", "--max-batch", "4", "--max-adapters", "5")
-    own = ("--adapter", f"a={directory / 'inside' / 'a'}", "--adapter-dir", str(directory / "inside"))
-    with serving(log / "log", *arguments, *own, "--api-key-file", str(log / "keys")) as running:
-        running.wait_ready()
-        running.http.headers.update(KEY)
-        yield running
+@pytest.fixture
+def server(server_with_keys):
+    return server_with_keys
 
 
 def ask(server, model, **more):
@@ -117,6 +105,39 @@ def test_adapters_are_loaded_and_unloaded_under_load_and_no_request_fails(server
         ("adapter unloaded", "b"),
         ("adapter unloaded", "c"),
     ]
+
+
+def test_every_kind_of_request_runs_with_its_adapter(server, served_model, directory):
+    """As in Python, with a model that has only this adapter."""
+    alone, base = (gesso.load(served_model, adapter=path) for path in (directory / "inside" / "a", None))
+    options, ours = {"seed": 1, "diffusion": QUICK}, {**QUICK, "seed": 1, "settle": 1}
+    tokens = alone.tokenizer.encode("Hello")
+
+    def answer(path, **fields):
+        response = server.http.post(f"/v1/{path}", json={"model": "a"} | fields)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    hole = {"prompt": "ab", "suffix": "ef", "max_tokens": 4, "best_of": 2}
+    decision = {"prompt": "Hello", "choices": ["yes", "no"]}
+    answers = [
+        answer("completions", **hole, **options)["choices"][0]["text"],
+        answer("edits", input="abcdef", span=[1, 3], max_tokens=4, **options)["choices"][0]["replacement"],
+        {one["choice"]: one["probability"] for one in answer("decide", **decision)["probabilities"]},
+        answer("completions", prompt="Hello", echo=True, logprobs=1, max_tokens=0)["choices"][0]["logprobs"],
+    ]
+    answers[3] = sum(answers[3]["token_logprobs"][1:])
+
+    def by(model):
+        return [
+            model.infill("ab", "ef", max_new_tokens=4, candidates=2, **ours).text,
+            model.edit("abcdef", (1, 3), max_new_tokens=4, **ours).replacement,
+            pytest.approx(dict(model.decide("Hello", ["yes", "no"]).probabilities), rel=1e-3),
+            pytest.approx(Likelihood(model.model, tokens[:1]).of(tokens[1:]), rel=1e-3),
+        ]
+
+    assert answers == by(alone)
+    assert not any(one == other for one, other in zip(answers, by(base), strict=True))
 
 
 def test_an_unloaded_adapter_serves_its_requests_to_the_end_and_its_name_is_then_free(server, expected, directory):
@@ -322,26 +343,3 @@ def test_an_adapter_that_is_unloaded_while_the_engine_loads_leaves_it_at_once():
     assert sent == [UnloadAdapter("a")] and made.attached == {"b"} == set(made.served)
     made.engine_died()
     assert made.engine_starts() == {"b": "/b"}
-
-
-def test_the_engine_process_runs_every_kind_of_request_with_its_adapter(served_model, directory, monkeypatch):
-    model = gesso.load(served_model, adapter={"b": directory / "inside" / "b"})
-    model.use_adapter(None)
-    seen, run = [], model.engine.runner.backend.run
-    monkeypatch.setattr(
-        model.engine.runner.backend, "run", lambda pieces, cache: (seen.extend(pieces), run(pieces, cache))[1]
-    )
-    options = {"steps": 2, "seed": 1, "max_new_tokens": 4}
-    span = {"text": "abcdef", "span": [1, 3], "instruction": None, "level": 1.0}
-    asked = [
-        {"options": options},
-        {"options": options, "hole": {"prefix": "ab", "suffix": "ef", "candidates": 2}},
-        {"options": options, "hole": span},
-        {"options": {}, "choices": [[130], [131]]},
-        {"options": {}, "echo": (1, 1)},
-    ]
-    for fields in asked:
-        worker, seen[:] = Worker(model, lambda message: None), []
-        fields = {"id": 1, "prompt": [2, 200, 210], "adapter": "b"} | fields
-        model.driver.run(worker.plan(Job(Submit(**fields)), b""))
-        assert seen and {piece.adapter for piece in seen} == {"b"}, fields

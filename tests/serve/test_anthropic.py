@@ -15,7 +15,7 @@ from gesso.serve.prepare import endpoints
 from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import EngineSettings, ServerSettings
-from tests.serving import QUICK, serving
+from tests.serving import QUICK
 
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
@@ -23,12 +23,9 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 
 
 @pytest.fixture(scope="module")
-def server(served_model, tmp_path_factory):
-    log = tmp_path_factory.mktemp("log") / "log"
-    with serving(log, "--model", str(served_model), "--name", "tiny", GESSO_API_KEYS="secret") as running:
-        running.wait_ready()
-        running.http.headers["x-api-key"] = "secret"
-        yield running
+def server(server_with_keys):
+    with server_with_keys.as_client(x_api_key="one") as client:
+        yield client
 
 
 def body(**fields):
@@ -204,8 +201,8 @@ def test_a_key_is_needed_as_x_api_key_or_as_a_bearer(server):
         sent = {"x-api-key": "", **{name.replace("_", "-"): value for name, value in headers.items()}}
         return server.http.post("/v1/messages/count_tokens", json={"messages": HELLO}, headers=sent)
 
-    assert status(x_api_key="secret").status_code == status(authorization="Bearer secret").status_code == 200
-    for refused in (status(), status(x_api_key="other"), status(authorization="Bearer x", x_api_key="secret")):
+    assert status(x_api_key="one").status_code == status(authorization="Bearer one").status_code == 200
+    for refused in (status(), status(x_api_key="other"), status(authorization="Bearer x", x_api_key="one")):
         assert refused.status_code == 401
         assert refused.json()["error"]["type"] == "authentication_error"
 

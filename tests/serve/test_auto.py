@@ -13,6 +13,8 @@ from gesso.memory.device import DeviceMemory, host_memory
 from gesso.memory.sequences import sequence_bytes
 from gesso.memory.workspace import workspace_bytes
 from gesso.model.config import Config
+from gesso.printable import in_options
+from gesso.serve import startup
 from gesso.serve.auto import choose, remeasure
 from gesso.serve.settings import EngineSettings
 from tests.info.test_info import REAL, write
@@ -184,7 +186,9 @@ def test_the_share_of_memory_is_between_0_and_1():
             EngineSettings(memory=share)
 
 
-def test_a_server_that_cannot_start_reports_the_reason(served_model, main):
-    rejected = main("serve", "--model", str(served_model), "--port", "0", "--device", "cpu", "--memory", "0.00001")
-    assert rejected.code == 1 and "does not fit" in rejected.err and "--memory 1e-05" in rejected.err
+def test_the_reason_why_a_model_does_not_fit_names_the_options_of_the_command_line(served_model, main):
+    with pytest.raises(InputError) as rejected:
+        startup.choose(EngineSettings(model=str(served_model), device="cpu", memory=1e-5))
+    reason = in_options(str(rejected.value))
+    assert "does not fit" in reason and "--memory 1e-05" in reason
     assert main("serve", "--max-batch", "none").code == main("serve", "--prefill", "0").code == 2

@@ -8,40 +8,51 @@ import threading
 
 import pytest
 
-from gesso.serve import collecting, worker
-from gesso.serve.collecting import Collector
+from gesso.serve.collecting import GROWTH, Collector
 from gesso.serve.protocol import Cancel
+from gesso.serve.worker import Worker
 from tests.waiting import PATIENCE, wait_until
 
 
+class Idle(Worker):
+    """A worker that is idle as soon as no message waits."""
+
+    idle_seconds = 0.0
+
+
 @pytest.fixture
-def full(monkeypatch):
-    """Record full collections instead of doing them."""
-    found = []
-    monkeypatch.setattr(gc, "collect", lambda: found.append(True))
-    return found
+def full():
+    """The threads that start full collections, in a list that grows."""
+    threads = []
+
+    def note(phase, info):
+        if phase == "start" and info["generation"] == 2:
+            threads.append(threading.current_thread())
+
+    gc.callbacks.append(note)
+    yield threads
+    gc.callbacks.remove(note)
 
 
-def test_an_idle_engine_collects_once_after_constraints(tiny, full, monkeypatch):
-    monkeypatch.setattr(worker, "IDLE_SECONDS", 0.0)
-    idle, taken = worker.Worker(tiny, lambda message: None), []
+def test_an_idle_engine_collects_once_after_constraints(tiny, full):
+    idle, taken = Idle(tiny, lambda message: None), []
     idle.inbox = queue.SimpleQueue()
     idle.collector.is_due = True
     waiting = threading.Thread(target=lambda: taken.append(idle.next_message()))
     waiting.start()
-    wait_until(lambda: full)
+    wait_until(lambda: not idle.collector.is_due)
     idle.inbox.put(message := (Cancel(1), b""))
     waiting.join(PATIENCE)
-    assert taken == [message] and full == [True] and not idle.collector.is_due
+    assert taken == [message] and full.count(waiting) == 1
 
 
-def test_a_busy_engine_collects_when_memory_has_grown(full, monkeypatch):
-    monkeypatch.setattr(collecting, "resident_bytes", lambda: (5 * 2**30, 0))
+def test_a_busy_engine_collects_when_memory_has_grown(full):
     collector = Collector()
-    collector.collect_if_grown(collector.least + collecting.GROWTH)
-    assert not full
-    collector.collect_if_grown(collector.least + collecting.GROWTH + 1)
-    assert full == [True]
+    most = collector.least + GROWTH
+    collector.collect_if_grown(most)
+    assert threading.main_thread() not in full
+    collector.collect_if_grown(most + 1)
+    assert full.count(threading.main_thread()) == 1
 
 
 def test_python_starts_no_full_collection():

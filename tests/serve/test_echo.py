@@ -9,10 +9,13 @@ import torch
 import gesso
 from gesso.chat.tokenizer import Tokenizer
 from gesso.serve.openai.logprobs import completion_logprobs
-from tests.serving import server_fixture
 
 TEXT = "To be, or not to be"
-server = server_fixture("--request-tokens", "300")
+
+
+@pytest.fixture(scope="module")
+def server(server_with_keys):
+    return server_with_keys
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +85,7 @@ def test_echo_of_several_prompts_of_tokens_without_a_new_token(server, loaded):
         ({"stream": True}, "cannot be combined"),
         ({"n": 2}, "cannot be combined"),
         ({"regex": "a"}, "cannot be combined"),
-        ({"prompt": [1] * 301}, "This server's limit is 300"),
+        ({"prompt": [1] * 4001}, "This server's limit is 4000"),
         ({"prompt": [[1] * 300] * 16, "logprobs": 20, "max_tokens": 0}, None),
         ({"prompt": [[1] * 1000] * 16, "logprobs": 20}, "log-probabilities per request"),
         ({"prompt": [10**6]}, "outside the vocabulary"),
@@ -115,7 +118,7 @@ def test_decision_over_http_is_that_of_python(server, loaded, prompt):
         ({"prompt": "x", "choices": ["a"] * 300}, "choices"),
         ({"prompt": "x", "choices": ["a", "a"]}, "given twice"),
         ({"prompt": "x", "choices": ["a", "ab"]}, "one choice begins another"),
-        ({"prompt": "x " * 300, "choices": ["a", "b"]}, "This server's limit is 300"),
+        ({"prompt": "x " * 4000, "choices": ["a", "b"]}, "This server's limit is 4000"),
         ({"prompt": "", "choices": ["a", "b"]}, "it is empty"),
     ],
 )

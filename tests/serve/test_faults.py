@@ -3,23 +3,22 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
-import time
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-import torch
 
-import gesso
-from gesso import adapters
-from gesso.adapters.lora import adapter_sites
 from gesso.serve.fair_queue import FairQueue
 from gesso.serve.keys import Keys, is_loopback
 from tests.serving import QUICK, raw, server_fixture, serving
 from tests.waiting import PATIENCE, wait_until
 
 LONG = {"steps": 1000, "stopping": "fixed", "canvas_length": 16}
+# A token every twenty steps. With the seeds 2 and 3, none of the first forty tokens ends the text.
+WRITING = {"steps": 20, "stopping": "fixed", "canvas_length": 1}
 CHAT = "/v1/completions"
 ALICE, BOB = {"authorization": "Bearer alice-key"}, {"authorization": "Bearer bob-key"}
 
@@ -71,28 +70,38 @@ def test_an_incomplete_body_times_out(server):
 
 
 def test_a_killed_engine_is_restarted_and_only_started_requests_fail(server):
+    """The log and the metrics count the tokens of the streams that the crash has ended."""
     expected = text(post(server, short(seed=3)))
-    with ThreadPoolExecutor(8) as pool:
+    counted, texts = server.metric("gesso_completion_tokens_total"), threading.Semaphore(0)
+
+    def follow(seed):
         events = []
+        for event in server.events(CHAT, endless(seed=seed, diffusion=WRITING)):
+            events.append(event)
+            texts.release()
+        return events
 
-        def follow():
-            for event in server.events(CHAT, endless()):
-                events.append(event)
-
-        streams = [pool.submit(follow) for _ in range(2)]
+    with ThreadPoolExecutor(8) as pool:
+        streams = [pool.submit(follow, seed) for seed in (2, 3)]
+        for _ in range(8):
+            assert texts.acquire(timeout=PATIENCE)
         server.wait_metric("gesso_requests_running", 2)
-        time.sleep(0.5)  # both have started
-        waiting = [pool.submit(post, server, short(seed=3)) for _ in range(5)]
+        waiting = [pool.submit(post, server, short(seed=3, user="waits")) for _ in range(5)]
         server.wait_metric("gesso_requests_waiting", 4)  # one was sent to the engine, behind the two
         os.kill(server.engine_pid(), signal.SIGKILL)
         server.wait_ready(503)
         assert server.http.get("/health").json()["engine"] == "restarting"
-        for stream in streams:
-            stream.result(30)
-        assert [e["error"]["type"] for e in events if "error" in e] == ["server_error"] * 2
-        assert [text(answer.result(60)) for answer in waiting] == [expected] * 5
+        errors = [stream.result(PATIENCE)[-1]["error"] for stream in streams]
+        assert [(error["type"], error["code"]) for error in errors] == [("server_error", "engine_died")] * 2
+        assert [text(answer.result(PATIENCE)) for answer in waiting] == [expected] * 5
     server.wait_ready(200)
     assert server.metric("gesso_engine_restarts_total") == 1
+    lines = server.wait_log_lines(2, outcome="engine_died")
+    assert len(lines) == server.metric('gesso_answers_total{model="tiny",outcome="engine_died"}') == 2
+    assert {(line["status"], line["code"]) for line in lines} == {(200, "engine_died")}
+    assert all(line["completion_tokens"] > 0 for line in lines)
+    tokens = sum(line["completion_tokens"] for line in [*lines, *server.wait_log_lines(5, user="waits")])
+    assert server.metric("gesso_completion_tokens_total") - counted == tokens
 
 
 # --- keys, limits, signals --------------------------------------------------------------------------------------------
@@ -100,24 +109,23 @@ def test_a_killed_engine_is_restarted_and_only_started_requests_fail(server):
 
 @pytest.fixture(scope="module")
 def guarded(served_model, tmp_path_factory):
-    """A server under nohup with keys, tight limits and an adapter."""
+    """A server under nohup with keys and tight limits."""
     directory = tmp_path_factory.mktemp("guarded")
     (directory / "keys").write_text("# two\nalice-key\nbob-key\n")
-    base = gesso.load(served_model)
-    lora_settings = adapters.LoraSettings(rank=2)
-    adapters.add(base.model, lora_settings, "odd")
-    with torch.no_grad():
-        for site in adapter_sites(base.model).values():
-            if (lora := site.get("odd")) is not None:
-                lora.B.normal_(0, 0.3)
-    adapters.save(base.model, directory / "odd", lora_settings, "odd")
-    limits = ["--queue", "4", "--max-batch", "1", "--body-bytes", "20000", "--request-tokens", "4000"]
+    limits = ["--queue", "4", "--max-batch", "1", "--max-length", "5000", "--prefill", "auto"]
+    limits += ["--body-bytes", "20000", "--request-tokens", "4000"]
     arguments = ("--model", str(served_model), "--name", "tiny", "--api-key-file", str(directory / "keys"))
-    more = ("--adapter", f"odd={directory / 'odd'}", "--cors-origin", "https://page.example")
+    more = ("--cors-origin", "https://page.example")
     with serving(directory / "log", *arguments, *limits, *more, before=("nohup",)) as running:
         running.wait_ready()
-        running.adapter = directory / "odd"
         yield running
+
+
+def test_ready_reports_the_chosen_settings(guarded):
+    ready = guarded.http.get("/ready").json()
+    assert (ready["max_batch"], ready["max_length"], ready["prefill"]) == (1, 5000, 256)
+    assert ready["write"] == "canvases (the default)", "a small model is not measured"
+    assert "5000 (as requested)" in ready["why"] and ready["why"] in guarded.log.read_text()
 
 
 def test_requests_need_a_valid_key(guarded):
@@ -149,18 +157,6 @@ def test_an_allowed_origin_may_send_any_header(guarded):
         assert answer.status_code == status
         assert ("access-control-allow-origin" in answer.headers) == (status == 200)
     assert set(headers.split(",")) <= set(answer.headers["access-control-allow-headers"].split(","))
-
-
-def test_an_adapter_is_served_under_its_own_name(guarded, served_model):
-    names = [item["id"] for item in guarded.http.get("/v1/models", headers=ALICE).json()["data"]]
-    assert names == ["tiny", "odd"]
-    with ThreadPoolExecutor(4) as pool:
-        asked = [short(model=name) for name in ("tiny", "odd", "tiny", "odd")]
-        answers = [text(a) for a in pool.map(lambda body: post(guarded, body, headers=ALICE), asked)]
-    assert answers[0] == answers[2] != answers[1] == answers[3]
-    alone = gesso.load(served_model, adapter=guarded.adapter)
-    options = {**QUICK, "max_new_tokens": 16, "seed": 1, "settle": 1}
-    assert alone.generate("Hello", **options).text == answers[1]
 
 
 def test_too_large_bodies_and_too_long_requests_are_rejected(guarded):
@@ -238,13 +234,17 @@ def test_remote_access_needs_keys(main, monkeypatch):
     ]  # fmt: skip
 
 
-def test_missing_extra_names_the_package_to_install(main, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("gesso.serve")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(gesso, "serve", gesso.serve)  # the import below replaces it by a package without modules
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    rejected = main("serve")
-    assert rejected.code == 2 and "pip install 'gesso-lm[serve]'" in rejected.err
+WITHOUT_UVICORN = """
+import sys
+sys.modules["uvicorn"] = None
+from gesso.cli.main import main
+sys.exit(main(["serve"]))
+"""
+
+
+def test_missing_extra_names_the_package_to_install():
+    ended = subprocess.run([sys.executable, "-c", WITHOUT_UVICORN], capture_output=True, text=True)
+    assert ended.returncode == 2 and "pip install 'gesso-lm[serve]'" in ended.stderr
 
 
 def test_a_port_in_use_is_reported(main):

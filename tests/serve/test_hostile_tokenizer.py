@@ -1,25 +1,13 @@
 """A tokenizer whose regular expression makes its library panic: the request fails, and both processes survive."""
 
-import json
-
 import pytest
 
-from tests.serving import make_model, serving
-
-PATTERN = {"Regex": "(a+)+$x"}  # backtracks in a run of the letter a until the library gives up with a panic
 RUN = "a" * 40
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    directory = make_model(tmp_path_factory.mktemp("hostile") / "model")
-    raw = json.loads((directory / "tokenizer.json").read_text())
-    raw["pre_tokenizer"] = {"type": "Split", "pattern": PATTERN, "behavior": "Isolated", "invert": False}
-    (directory / "tokenizer.json").write_text(json.dumps(raw))
-    log = tmp_path_factory.mktemp("log") / "log"
-    with serving(log, "--model", str(directory), "--name", "tiny", RUST_BACKTRACE="0") as running:
-        running.wait_ready()
-        yield running
+@pytest.fixture
+def server(seeing_server):
+    return seeing_server
 
 
 COMMON = {"max_tokens": 4, "seed": 1, "diffusion": {"steps": 2}}

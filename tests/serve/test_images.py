@@ -39,28 +39,24 @@ from tests.serve.image_requests import (
     text_of,
     url,
 )  # fmt: skip
-from tests.serving import make_model, serving
 from tests.waiting import wait_until
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("seeing") / "model", sees=True)
+@pytest.fixture
+def directory(seeing_directory):
+    return seeing_directory
+
+
+@pytest.fixture
+def server(seeing_server):
+    return seeing_server
 
 
 @pytest.fixture(scope="module")
-def server(directory, tmp_path_factory):
-    log = tmp_path_factory.mktemp("log") / "log"
-    with serving(log, "--model", str(directory), "--name", "tiny") as running:
-        running.wait_ready()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def seeing(directory):
-    return gesso.load(directory)
+def seeing(seeing_directory):
+    return gesso.load(seeing_directory)
 
 
 def messages(files, text: str = "What?") -> list[dict[str, Any]]:
@@ -220,8 +216,6 @@ OTHERS = [
     ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, f"{WHERE}.image_url.url", "files"),
     ({"type": "image_url", "image_url": {"url": "/etc/passwd"}}, f"{WHERE}.image_url.url", "files"),
     ({"type": "image", "image": "/etc/passwd"}, "messages[0].content[0].image", "files"),
-    ({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}, "messages[0].content[0].image_url.url",
-     "--allow-remote-images"),
     ({"type": "image_url", "image_url": {"url": 5}}, "messages[0].content[0].image_url", "expected an object"),
     ({"type": "image_url", "image_url": {"url": url(CAT), "detail": "most"}}, "messages[0].content[0].image_url.detail",
      "low, auto, high"),
@@ -287,9 +281,10 @@ def damaged_tiff() -> bytes:
 
 def test_hostile_files_are_refused_at_once_and_others_are_served(server):
     expected, stop, answers = by_chat(server, (CAT,)), threading.Event(), []
+    logged = len(server.log.read_text().splitlines())
 
     def be_served() -> None:
-        while not stop.is_set():
+        while not stop.wait(0.1):
             answers.append(by_chat(server, (CAT,)))
 
     other = threading.Thread(target=be_served)
@@ -305,7 +300,7 @@ def test_hostile_files_are_refused_at_once_and_others_are_served(server):
         stop.set()
         other.join()
     assert answers and set(answers) == {expected}
-    for line in server.log.read_text().splitlines():
+    for line in server.log.read_text().splitlines()[logged:]:
         assert json.loads(line)["event"] == "request" or "engine" in line, "a decoder wrote to the log"
 
 
@@ -344,6 +339,15 @@ def test_a_text_only_server_takes_no_images_and_no_larger_bodies(directory):
         error = json.loads(head)["error"]
         assert (error["status"], error["param"]) == (400, f"{WHERE}.image_url.url")
         assert "the model 'tiny' sees no images; leave the image out" in error["message"]
+
+
+def test_a_url_is_refused_by_a_server_that_fetches_no_images(directory):
+    frontend = ModelFrontend(with_images(ServerSettings(engine=EngineSettings(model=str(directory)), name="tiny")))
+    task = {"endpoint": "chat", "contexts": {"tiny": 256}, "sees": {"tiny": True}}
+    content = [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]
+    error = json.loads(endpoints.run(task, json.dumps(chat(content)).encode(), [frontend])[0])["error"]
+    assert (error["status"], error["param"]) == (400, f"{WHERE}.image_url.url")
+    assert "--allow-remote-images" in error["message"]
 
 
 def test_pixels_of_a_request_are_limited_once_per_choice(directory):

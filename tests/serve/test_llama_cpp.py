@@ -1,24 +1,15 @@
 """llama.cpp's API: the requests of editors as their sources send them, holes, and limits."""
 
-import ast
 import json
 import re
 
 import pytest
 
-from benchmarks.editor_requests import AFTER, BEFORE, CONTINUE, VIM, VIM_RING, VSCODE, VSCODE_PREPARATION
+from benchmarks.editor_requests import VIM, VIM_RING, VSCODE, VSCODE_PREPARATION
 from gesso.serve.llama_cpp import InfillFields, before_dedent
-from tests.serving import QUICK, server_fixture, serving
+from tests.serving import QUICK, server_fixture
 
 server = server_fixture()
-
-
-@pytest.fixture(scope="module")
-def mini(tmp_path_factory):
-    """A server of gesso-mini, which fills holes."""
-    with serving(tmp_path_factory.mktemp("mini") / "log") as running:
-        running.wait_ready()
-        yield running
 
 
 def ask(server, path, body):
@@ -139,26 +130,3 @@ def test_text_ends_before_a_line_with_less_indentation():
     assert before_dedent("a\n    b\n\n  c\n    d", 4) == "a\n    b\n"
     assert before_dedent("a\n    b\n", 4) == "a\n    b\n"
     assert before_dedent("a\nb", 0) == "a\nb"
-
-
-def test_hole_of_one_line_is_filled_so_that_the_file_parses(mini):
-    for prompt in ("        ", ""):  # llama.vscode sends no line that has only spaces
-        found = ask(mini, "/infill", VIM | {"prompt": prompt, "seed": 1, "t_max_predict_ms": 0})
-        ast.parse(BEFORE + prompt + found["content"] + AFTER)
-        assert "self.y" in found["content"]
-
-
-def test_continue_fills_a_hole_by_the_markers_of_its_template(mini):
-    *parts, last = events(mini.http.post("/completion", json=CONTINUE | {"seed": 1}))
-    assert "".join(part["content"] for part in parts) == "self.y = y"
-    assert last["stop_type"] == "eos"
-
-
-def test_time_limit_ends_a_text_that_has_a_whole_line(mini):
-    body = {"prompt": "class Vector:\n    def __init__(self, x, y):\n", "n_predict": 128, "seed": 1}
-    whole = ask(mini, "/completion", body)
-    early = ask(mini, "/completion", body | {"t_max_predict_ms": 1})
-    assert whole["content"].startswith(early["content"]) and len(early["content"]) < len(whole["content"])
-    assert early["content"].rpartition("\n")[0].strip() and early["stop_type"] == "limit"
-    hole = {"input_prefix": "def mean(values):\n", "prompt": "    ", "input_suffix": "", "n_predict": 128, "seed": 1}
-    assert ask(mini, "/infill", hole | {"t_max_predict_ms": 1})["content"].strip()

@@ -9,6 +9,9 @@ import shutil
 import signal
 import socket
 import sys
+import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,10 +23,13 @@ from gesso.serve.prepare import pool as prepare_pool
 from gesso.serve.prepare import process, reader
 from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.prepare.pool import PreparePool
+from gesso.serve.prepare.reader import Reader
 from gesso.serve.prepare.request import ConstraintSource
-from gesso.serve.protocol import SIZES
 from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
 from tests.waiting import PATIENCE, wait_until
+from tools.load import processes
+
+PROCESS = "gesso.serve.prepare.process"
 
 
 @pytest.fixture
@@ -171,22 +177,20 @@ def test_a_request_is_sent_only_to_a_child_whose_process_id_is_known(pool):
     asyncio.run(scene())
 
 
-def test_a_prepare_process_that_fails_to_start_is_started_later(monkeypatch, tmp_path):
-    fake = tmp_path / "python"
-    fake.write_text("#!/bin/sh\nprintf r >&0\nexec sleep 60\n")  # reports that it is ready, as the prepare process does
-    fake.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(fake))
-    start, failures = asyncio.create_subprocess_exec, [OSError("no memory"), OSError("no process")]
+def test_a_prepare_process_that_fails_to_start_is_started_later(pool):
+    failures = [OSError("no memory"), OSError("no process")]
 
-    async def starts(*arguments, **options):
-        if failures:
-            raise failures.pop()
-        return await start(*arguments, **options)
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", starts)
+    class Unlucky(Reader):
+        async def _run_once(self):
+            if failures:
+                raise failures.pop()
+            ours, process = socket.socketpair()
+            with ours, process:
+                self._note_heartbeat(ours)
+                return await asyncio.Event().wait()
 
     async def scene():
-        pool = PreparePool([ServerSettings()])
+        pool.reader = Unlucky(pool.settings)
         async with started(pool), asyncio.timeout(PATIENCE):
             await pool.reader._ready.wait()
         assert not failures
@@ -207,108 +211,138 @@ def test_a_request_waits_a_limited_time_for_the_prepare_process_and_frees_its_sl
     asyncio.run(scene())
 
 
-def real_pool(served_model, **limits):
-    engine = EngineSettings(model=str(served_model))
-    return PreparePool([ServerSettings(engine=engine, name="tiny", limits=ServerLimits(**limits))])
-
-
-def test_a_failing_fork_fails_only_its_request(monkeypatch, tmp_path, served_model):
-    full = tmp_path / "full"
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, pathlib\n"
-        "fork = os.fork\n"
-        "def limited():\n"
-        f"    if pathlib.Path({str(full)!r}).exists():\n"
-        "        raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
-        "    return fork()\n"
-        "os.fork = limited\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    body = b'{"prompt": "x"}'
-
-    async def scene():
-        pool = real_pool(served_model)
-        async with started(pool):
-            answer = await tokenize(pool, "a", body)
-            control = pool.reader._control
-            full.touch()
-            with pytest.raises(ApiError, match="short of processes or memory") as rejected:
-                await tokenize(pool, "a", body)
-            assert rejected.value.status == 503
-            full.unlink()
-            assert await tokenize(pool, "a", body) == answer
-            assert pool.reader._control is control  # not restarted
-
-    asyncio.run(scene())
-
-
-def test_a_child_without_a_request_ends_when_the_server_closes_its_socket(served_model):
-    async def scene():
-        pool = real_pool(served_model)
-        async with started(pool):
-            await pool.reader._ready.wait()
-            ours, theirs = socket.socketpair()
-            with ours:
-                with theirs:
-                    socket.send_fds(pool.reader._control, [b"x"], [theirs.fileno()])
-                child, _ = SIZES.unpack(await asyncio.to_thread(ours.recv, SIZES.size))
-            await asyncio.to_thread(wait_until, lambda: not Path(f"/proc/{child}").exists())
-
-    asyncio.run(scene())
-
-
-# --- faults of the process --------------------------------------------------------------------------------------------
+# --- a real process --------------------------------------------------------------------------------------------------
 
 BODY = b'{"prompt": "x"}'
+# Python runs `sitecustomize.py` at the start of each process.
+FORK_MAY_FAIL = """\
+import os, pathlib
+fork = os.fork
+def limited():
+    if pathlib.Path({full!r}).exists():
+        raise BlockingIOError(11, 'Resource temporarily unavailable')
+    return fork()
+os.fork = limited
+"""
 
 
-def process_of(pool):
-    """Return the id of the process that a pool runs."""
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    command = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in children}
-    (pid,) = [int(pid) for pid, line in command.items() if "gesso.serve.prepare.process" in line]
-    return pid
+@dataclass
+class RealPool:
+    """A pool with a process, which an event loop in another thread runs, and a file that makes forks fail."""
+
+    pool: PreparePool
+    loop: asyncio.AbstractEventLoop
+    full: Path
+
+    def run(self, scene):
+        return asyncio.run_coroutine_threadsafe(scene, self.loop).result(PATIENCE)
+
+    def tokenize(self, client="a"):
+        return self.run(tokenize(self.pool, client, BODY))
+
+    def process(self):
+        """Return the id of the process."""
+        (pid,) = [pid for pid in processes.children(os.getpid()) if PROCESS in processes.command_line(pid)]
+        return pid
 
 
-def test_a_request_that_no_child_has_begun_survives_the_death_of_the_process(served_model):
-    async def scene():
-        pool = real_pool(served_model)
-        async with started(pool):
-            answer = await tokenize(pool, "a", BODY)
-            os.kill(process_of(pool), signal.SIGKILL)
-            assert await tokenize(pool, "a", BODY) == answer
-
-    asyncio.run(scene())
-
-
-def test_a_hung_process_is_replaced_and_its_requests_wait_for_the_successor(served_model):
-    async def scene():
-        pool = real_pool(served_model, heartbeat=4)
-        async with started(pool), asyncio.timeout(PATIENCE):
-            answer = await tokenize(pool, "a", BODY)
-            hung = process_of(pool)
-            assert pool.reader.state == "ready"
-            os.kill(hung, signal.SIGSTOP)
-            waiting = [asyncio.create_task(tokenize(pool, client, BODY)) for client in "abc"]
-            while pool.reader.state == "ready":
-                await asyncio.sleep(0.01)
-            assert pool.reader.state == "stalled"
-            assert await asyncio.gather(*waiting) == [answer] * 3
-            assert pool.reader.state == "ready" and process_of(pool) != hung
-
-    asyncio.run(scene())
+@pytest.fixture(scope="module")
+def real(served_model, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("fork")
+    full = directory / "full"
+    (directory / "sitecustomize.py").write_text(FORK_MAY_FAIL.format(full=str(full)))
+    limits = ServerLimits(heartbeat=4, prepare_seconds=1, prepare_bytes=2**33)
+    settings = ServerSettings(engine=EngineSettings(model=str(served_model)), name="tiny", limits=limits)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    running = RealPool(PreparePool([settings]), loop, full)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(directory), *sys.path]))
+        running.run(running.pool.start())
+        yield running
+        running.run(running.pool.stop())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
 
 
-def test_a_process_that_only_waits_is_not_replaced(served_model):
-    async def scene():
-        pool = real_pool(served_model, heartbeat=2)
-        async with started(pool):
-            await tokenize(pool, "a", BODY)
-            pid = process_of(pool)
-            await asyncio.sleep(4)
-            assert process_of(pool) == pid
+@pytest.fixture(scope="module")
+def answer(real):
+    return real.tokenize()
 
-    asyncio.run(scene())
+
+def test_a_failing_fork_fails_only_its_request(real, answer):
+    before = real.process()
+    real.full.touch()
+    with pytest.raises(ApiError, match="short of processes or memory") as rejected:
+        real.tokenize()
+    assert rejected.value.status == 503
+    real.full.unlink()
+    assert real.tokenize() == answer
+    assert real.process() == before, "it was not restarted"
+
+
+def test_a_child_without_a_request_ends_when_the_server_closes_its_socket(real, answer):
+    async def begin():
+        return await real.pool.reader.begin()
+
+    child = real.run(begin())
+    assert processes.command_line(child.pid)
+    real.loop.call_soon_threadsafe(child.disconnect)
+    wait_until(lambda: not processes.command_line(child.pid))
+
+
+def test_a_request_that_no_child_has_begun_survives_the_death_of_the_process(real, answer):
+    os.kill(real.process(), signal.SIGKILL)
+    assert real.tokenize() == answer
+
+
+def test_a_process_that_only_waits_is_not_replaced_and_a_hung_one_is(real, answer):
+    """The requests that wait for the hung process are answered by its successor."""
+    hung = real.process()
+    time.sleep(real.pool.limits.heartbeat / 2 + 0.5)
+    assert real.process() == hung
+    os.kill(hung, signal.SIGSTOP)
+
+    async def ask():
+        async with asyncio.timeout(PATIENCE):
+            waiting = [asyncio.create_task(tokenize(real.pool, client, BODY)) for client in "abc"]
+            while real.pool.reader.state == "ready":
+                await asyncio.sleep(0.05)
+            assert real.pool.reader.state == "stalled"
+            return await asyncio.gather(*waiting)
+
+    assert real.run(ask()) == [answer] * 3
+    assert real.pool.reader.state == "ready" and real.process() != hung
+
+
+def test_a_stopped_child_fails_only_its_request_and_is_killed(real, answer):
+    """It has four seconds of real time for its second of processor time."""
+    reader, stopped = real.pool.reader, []
+
+    async def begin_and_stop():
+        stopped.append(await Reader.begin(reader))
+        os.kill(stopped[0].pid, signal.SIGSTOP)
+        return stopped[0]
+
+    reader.begin = begin_and_stop
+    try:
+        with pytest.raises(ApiError) as rejected:
+            real.tokenize()
+    finally:
+        del reader.begin
+    assert rejected.value.status == 503 and rejected.value.retry_after > 0
+    wait_until(lambda: not processes.command_line(stopped[0].pid))
+    assert real.tokenize() == answer
+
+
+def test_a_request_that_takes_too_much_processor_time_is_too_complex(real, answer):
+    body = json.dumps({"prompt": "Hello, world. " * 500_000}).encode()
+    asked = real.pool.prepare("tokenize", body, "a", {"tiny": 10**9}, {}, {"tiny": False})
+    with pytest.raises(ApiError, match="takes more than 1 s to prepare") as rejected:
+        real.run(asked)
+    assert (rejected.value.status, rejected.value.code) == (400, "too_complex")
 
 
 @pytest.mark.parametrize(("used", "status"), [(0.1, 503), (0.9, 400)])
@@ -326,45 +360,6 @@ def test_a_child_that_does_not_end_is_the_fault_of_its_request_only_if_it_comput
             (None, True) if status == 503 else ("too_complex", False)
         )
         assert children.killed == 1
-
-    asyncio.run(scene())
-
-
-def test_a_stopped_child_fails_only_its_request_and_is_killed(served_model, monkeypatch):
-    monkeypatch.setattr(prepare_pool, "WALL_PER_CPU_SECOND", 1)
-
-    async def scene():
-        pool = real_pool(served_model, prepare_seconds=2)
-        async with started(pool):
-            answer = await tokenize(pool, "a", BODY)
-            child = await pool.reader.begin()
-            os.kill(child.pid, signal.SIGSTOP)
-            with monkeypatch.context() as patch:
-                patch.setattr(pool.reader, "begin", ready(child))
-                with pytest.raises(ApiError) as rejected:
-                    await tokenize(pool, "a", BODY)
-            assert rejected.value.status == 503 and rejected.value.retry_after > 0
-            await asyncio.to_thread(wait_until, lambda: not Path(f"/proc/{child.pid}").exists())
-            assert await tokenize(pool, "a", BODY) == answer
-
-    asyncio.run(scene())
-
-
-def ready(value):
-    async def get():
-        return value
-
-    return get
-
-
-def test_a_request_that_takes_too_much_processor_time_is_too_complex(served_model):
-    async def scene():
-        pool = real_pool(served_model, prepare_seconds=1, prepare_bytes=2**33)
-        body = json.dumps({"prompt": "Hello, world. " * 500_000}).encode()
-        async with started(pool):
-            with pytest.raises(ApiError, match="takes more than 1 s to prepare") as rejected:
-                await pool.prepare("tokenize", body, "a", {"tiny": 10**9}, {}, {"tiny": False})
-            assert (rejected.value.status, rejected.value.code) == (400, "too_complex")
 
     asyncio.run(scene())
 

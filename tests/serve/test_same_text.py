@@ -1,50 +1,34 @@
 """One seed, one text: from Python, the command line, and HTTP in the dialects of OpenAI, Anthropic and Ollama."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 import gesso
-from tests.serving import serving
-from tests.tiny import make
+from tests.serving import server_fixture
 
 QUESTION = "What can you do?"
 MESSAGES = [{"role": "user", "content": QUESTION}]
 SEED, TOKENS = 4, 64
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Path:
-    """A random model whose canvases count as certain after any step, so that every setting changes its texts."""
-    directory = make(tmp_path_factory.mktemp("tiny") / "model")
-    settings = {"max_denoising_steps": 6, "confidence_threshold": 1e6}
-    (directory / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    return directory
+server = server_fixture()
 
 
 @pytest.fixture(scope="module")
-def model(checkpoint):
-    return gesso.load(checkpoint, device="cpu")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory, checkpoint):
-    log = tmp_path_factory.mktemp("log") / "log"
-    with serving(log, "--model", str(checkpoint), "--name", "tiny", "--device", "cpu") as running:
-        running.wait_ready()
-        yield running
+def model(served_model):
+    return gesso.load(served_model, device="cpu")
 
 
 @pytest.mark.parametrize("temperature", [1, 0.5, 1.5])
-def test_python_the_command_line_and_every_dialect_write_the_same_text(model, checkpoint, server, main, temperature):
+def test_python_the_command_line_and_every_dialect_write_the_same_text(model, served_model, server, main, temperature):
     def answer(path: str, **fields) -> dict:
         response = server.http.post(path, json={"model": "tiny", "messages": MESSAGES, "stream": False, **fields})
         assert response.status_code == 200, response.text
         return response.json()
 
     limits = "--max-new-tokens", str(TOKENS), "--seed", str(SEED), "--temperature", str(temperature)
-    printed = main("chat", "-m", str(checkpoint), "--device", "cpu", "--prompt", QUESTION, *limits, "--json")
+    printed = main("chat", "-m", str(served_model), "--device", "cpu", "--prompt", QUESTION, *limits, "--json")
     texts = {
         "Python": model.chat(MESSAGES, max_new_tokens=TOKENS, seed=SEED, temperature=temperature).text,
         "command line": json.loads(printed.out)["text"],
@@ -66,6 +50,6 @@ def test_settle_changes_texts_so_its_default_must_be_one(model):
     def text(seed: int, **settings) -> str:
         return model.chat(MESSAGES, max_new_tokens=TOKENS, seed=seed, **settings).text
 
-    differing = [seed for seed in range(12) if text(seed, settle=0) != text(seed, settle=1)]
-    assert differing, "the test above would not notice two defaults"
-    assert text(differing[0]) == text(differing[0], settle=1)
+    seed = next((seed for seed in range(12) if text(seed, settle=0) != text(seed, settle=1)), None)
+    assert seed is not None, "the test above would not notice two defaults"
+    assert text(seed) == text(seed, settle=1)

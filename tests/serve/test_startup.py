@@ -11,15 +11,34 @@ from gesso.backends.torch import TorchBackend
 from gesso.engine import guided
 from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
-from gesso.serve import startup, worker
+from gesso.serve import startup
 from gesso.serve.metrics import Metrics
 from gesso.serve.protocol import Heartbeat, Loading
 from gesso.serve.settings import EngineSettings
+from gesso.serve.worker import Worker
 from gesso.settings import BY_TOKEN, Diffusion
 from tests.backends.passes import CapturesPlainly
 from tests.engine_requests import finish, other_requests, request, result
 from tests.tiny import make
 from tests.waiting import PATIENCE, wait_until
+
+
+class Idle(Worker):
+    """A worker that is idle as soon as no message waits."""
+
+    idle_seconds = 0.0
+
+
+class Seeing(TorchBackend):
+    """A backend that notes the sizes of the images that it reads."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.seen = []
+
+    def see(self, image):
+        self.seen.append(image.tokens)
+        return super().see(image)
 
 
 @pytest.fixture
@@ -43,14 +62,13 @@ def mixed():
 
 def test_passes_that_are_not_captured_in_time_are_captured_when_the_engine_is_idle(tiny, engine, monkeypatch):
     monkeypatch.setattr(startup, "CAPTURE_SECONDS", 1e-9)  # one pass
-    monkeypatch.setattr(worker, "IDLE_SECONDS", 0.0)
     startup.warm_up(engine, 2)
     packed = engine.runner.backend.graphs.packed
     assert packed.left
     model = Gesso(tiny.model, tiny.tokenizer, tiny.defaults, tiny.directory, max_batch=2, max_length=None)
     model.engine, model.driver = engine, Driver(engine)
     beats, taken = [], []
-    idle = worker.Worker(model, beats.append)
+    idle = Idle(model, beats.append)
     idle.inbox = queue.SimpleQueue()
     waiting = threading.Thread(target=lambda: taken.append(idle.next_message()))
     waiting.start()
@@ -76,19 +94,13 @@ def test_an_engine_builds_the_tables_of_searches_before_it_is_ready(tiny_directo
     assert all(built <= vars(words).keys() for words in (model.guides.words, model.guides._words_and_tags))
 
 
-def test_the_warm_up_reads_the_largest_image(tmp_path, monkeypatch):
-    seen, see = [], TorchBackend.see
-
-    def record(self, image):
-        seen.append(image.tokens)
-        return see(self, image)
-
-    monkeypatch.setattr(TorchBackend, "see", record)
+def test_the_warm_up_reads_the_largest_image(tmp_path):
     seeing = gesso.load(make(tmp_path / "seeing", sees=True))
     for length, tokens in ((8192, 25), (23, 20), (4, 1)):  # the table of positions has 16 rows and columns
-        engine = Engine(seeing.model, seeing.decode, max_length=length)
+        engine = Engine(seeing.model, seeing.decode, max_length=length, backend=Seeing(seeing.model))
         startup._read_image(engine)
-        assert seen.pop() == tokens and not engine.running and not engine.runner.seen.held
+        assert engine.runner.backend.seen == [tokens]
+        assert not engine.running and not engine.runner.seen.held
 
 
 def test_work_without_a_captured_pass_of_its_size_is_served_by_a_larger_one(engine):

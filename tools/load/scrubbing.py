@@ -7,6 +7,7 @@ animation frame. Chromium reports the time of scripts, styles and layout, and th
 import shutil
 import statistics
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -107,21 +108,26 @@ def _metrics(session: Any) -> dict[str, float]:
 
 
 class StudioFiles:
-    """Serve the studio's files on a free port, without an engine."""
+    """Serve the studio's files on a free port, without an engine. `answers` are those of other paths."""
+
+    def __init__(self, answers: Mapping[str, str] | None = None) -> None:
+        self.answers = {path: answer.encode() for path, answer in (answers or {}).items()}
 
     def __enter__(self) -> str:
         from gesso.serve.studio_files import HEADERS, content_type, files
 
-        held = files()
+        contents = self.answers | {f"/studio/{name}": file for name, file in files().items()}
+        contents["/"] = contents["/studio/index.html"]
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"  # keep connections open for several files
+            wbufsize = -1  # send head and body together: otherwise the body waits until the head is acknowledged
 
             def do_GET(self) -> None:
-                name = "index.html" if self.path == "/" else self.path.removeprefix("/studio/")
-                body = held.get(name, b"{}")
-                self.send_response(200 if name in held else 404)
-                for header, value in {**HEADERS, "content-type": content_type(name)}.items():
+                body = contents.get(self.path, b"{}")
+                self.send_response(200 if self.path in contents else 404)
+                kind = content_type("index.html" if self.path == "/" else self.path)
+                for header, value in {**HEADERS, "content-type": kind}.items():
                     self.send_header(header, value)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()

@@ -41,7 +41,7 @@ STEPS = (
 
 @pytest.fixture
 def page(browser, studio_files):
-    with visiting(browser, studio_files, alone=True, reduced_motion="reduce") as page:
+    with visiting(browser, studio_files, reduced_motion="reduce") as page:
         yield page
 
 

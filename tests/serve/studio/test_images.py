@@ -8,7 +8,6 @@ import json
 import pytest
 from PIL import Image
 
-from tests.serving import make_model, serving
 from tests.studio import (
     CLIPBOARD,
     CLIPPED,
@@ -63,7 +62,7 @@ def of(name: str, content: bytes) -> dict:
 def chatting(browser, url: str, **options):
     """Open the chat of a server with models that see images, and others."""
     options |= {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **CLIPBOARD}
-    with visiting(browser, "about:blank", alone=True, **options) as page:
+    with visiting(browser, "about:blank", **options) as page:
         page.route("**/v1/models", lambda route: route.fulfill(json={"data": MODELS}))
         page.goto(url)
         expect(page.get_by_role("button", name="Add images")).to_be_visible()
@@ -332,14 +331,12 @@ def test_images_fit_a_small_screen_and_have_no_serious_axe_violation(view):
 # --- a server ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_answers_about_the_images_of_the_chat(browser, tmp_path):
-    model = make_model(tmp_path / "model", sees=True)
-    with serving(tmp_path / "log", "--model", str(model), "--name", "tiny") as server:
-        server.wait_ready()
-        with visiting(browser, server.url) as page:
-            view = page.locator("chat-view")
-            setting(view, {"Seed": 1, "Longest answer": 8, "Steps": 2})
-            choose(view, of("a.png", picture()), of("b.jpeg", picture(900, 700, "JPEG")))
-            send(view, "What is this?")
-            expect(view.locator(".message.assistant .complaint")).to_have_count(0)
-        assert server.metric("gesso_images_total") == 2
+def test_a_server_answers_about_the_images_of_the_chat(browser, seeing_server):
+    before = seeing_server.metric("gesso_images_total")
+    with visiting(browser, seeing_server.url) as page:
+        view = page.locator("chat-view")
+        setting(view, {"Seed": 1, "Longest answer": 8, "Steps": 2})
+        choose(view, of("a.png", picture()), of("b.jpeg", picture(900, 700, "JPEG")))
+        send(view, "What is this?")
+        expect(view.locator(".message.assistant .complaint")).to_have_count(0)
+    assert seeing_server.metric("gesso_images_total") == before + 2

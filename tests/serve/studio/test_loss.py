@@ -14,7 +14,7 @@ expect.set_options(timeout=PATIENCE)
 
 @pytest.fixture
 def page(browser, studio_files):
-    with visiting(browser, studio_files, alone=True, viewport={"width": 1280, "height": 800}) as page:
+    with visiting(browser, studio_files, viewport={"width": 1280, "height": 800}) as page:
         yield page
 
 

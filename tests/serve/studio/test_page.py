@@ -1,13 +1,12 @@
 """The studio page: API keys, lost servers, small screens, accessibility, hostile text, and the cost of a frame."""
 
 import json
-import signal
+import re
 
 import pytest
 
 from gesso.serve.http.app import create_app
 from gesso.serve.settings import EngineSettings, ServerSettings
-from tests.serving import serving
 from tests.studio import CLIPPED, PATIENCE, WIDTH, answering, finished, said, serious_violations, visiting
 
 pytestmark = pytest.mark.browser
@@ -15,6 +14,7 @@ expect = pytest.importorskip("playwright.sync_api", reason="pip install playwrig
 expect.set_options(timeout=PATIENCE)
 
 SCREENS = {"wide": {"width": 1440, "height": 900}, "narrow": {"width": 390, "height": 844}}
+KEY = "Bearer open sesame"
 VIEWS = ("chat", "write", "compare", "sudoku", "json", "server")
 HOSTILE = """<img src=x onerror="window.hurt=1"><script>window.hurt=1</script>
 **<svg onload=window.hurt=1>** [here](javascript:window.hurt=1) `<b>`
@@ -40,12 +40,22 @@ def answered(page):
 # --- keys and lost servers --------------------------------------------------------------------------------------------
 
 
-def test_page_requests_a_key_and_reconnects_to_a_lost_server(browser, served_model, tmp_path):
-    arguments, keys = ("--model", str(served_model)), {"GESSO_API_KEYS": "open sesame"}
-    with (
-        serving(tmp_path / "first", *arguments, **keys) as server,
-        visiting(browser, server.url, may_complain=True) as page,
-    ):
+def test_page_requests_a_key_and_reconnects_to_a_lost_server(browser, studio_files):
+    """The answers are those of a server with a key, which then is gone, and then is back."""
+    is_lost = False
+
+    def guard(route) -> None:
+        if is_lost:
+            route.abort("connectionrefused")
+        elif not route.request.url.endswith("/health") and route.request.headers.get("authorization") != KEY:
+            route.fulfill(status=401, json={"error": {"message": "wrong key", "code": "invalid_api_key"}})
+        else:
+            route.fallback()
+
+    with visiting(browser, "about:blank", may_complain=True) as page:
+        answering(page, said())
+        page.route(re.compile("/(health|metrics|v1/.*)$"), guard)
+        page.goto(studio_files)
         field, banner = page.get_by_label("This server needs an API key"), page.locator("#banner")
         for key, accepted in (("wrong", False), ("open sesame", True)):
             expect(field).to_be_visible()
@@ -59,23 +69,22 @@ def test_page_requests_a_key_and_reconnects_to_a_lost_server(browser, served_mod
         expect(banner).to_be_hidden()
         assert "sesame" not in page.evaluate("() => JSON.stringify(localStorage)")
 
-        server.process.send_signal(signal.SIGTERM)
-        server.process.wait()
+        is_lost = True
         expect(banner).to_contain_text("does not answer")
         view = ask(page)
         expect(view.locator(".message .complaint")).to_contain_text("does not answer")
-        with serving(tmp_path / "second", *arguments, "--port", server.url.rsplit(":", 1)[1], **keys):
-            expect(page.locator("#status")).to_have_text("ready")
-            expect(banner).to_be_hidden()
-            view.get_by_role("button", name="Retry").click()
-            view.locator("[role=option]").first.wait_for()
-            finished(view)
-            expect(view.locator(".message .complaint")).to_have_count(0)
+        is_lost = False
+        expect(page.locator("#status")).to_have_text("ready")
+        expect(banner).to_be_hidden()
+        view.get_by_role("button", name="Retry").click()
+        view.locator("[role=option]").first.wait_for()
+        finished(view)
+        expect(view.locator(".message .complaint")).to_have_count(0)
 
 
 def test_key_form_does_not_take_the_focus_again(browser, studio_files):
     """The server view sends a request every second, and each is rejected."""
-    with visiting(browser, studio_files, alone=True, may_complain=True) as page:
+    with visiting(browser, studio_files, may_complain=True) as page:
         page.route("**/metrics", lambda route: route.fulfill(status=401, body="{}"))
         page.goto(studio_files + "#server")
         expect(page.get_by_label("This server needs an API key")).to_be_focused()
@@ -101,7 +110,7 @@ def hostile_stream() -> str:
 
 
 def test_model_text_never_becomes_markup(browser, studio_files):
-    with visiting(browser, studio_files, alone=True) as page:
+    with visiting(browser, studio_files) as page:
         page.route("**/v1/chat/completions", lambda route: route.fulfill(body=hostile_stream()))
         view = ask(page, HOSTILE)
         view.locator("[role=option]").first.hover()
@@ -118,7 +127,7 @@ def test_names_of_models_and_adapters_never_become_markup(browser, studio_files)
     names = [f"{kind} {HOSTILE}" for kind in ("model", "adapter")]
     models = [{"id": name, "max_model_len": 8192} for name in names]
     models[1]["parent"] = names[0]
-    with visiting(browser, studio_files, alone=True) as page:
+    with visiting(browser, studio_files) as page:
         page.route("**/v1/models", lambda route: route.fulfill(body=json.dumps({"data": models})))
         page.reload()
         for name in VIEWS:
@@ -142,7 +151,7 @@ def open_view(page, name: str):
 
 @pytest.mark.parametrize("screen", SCREENS)
 def test_every_view_fits_its_screen_with_its_button_(browser, studio_files, screen):
-    with visiting(browser, studio_files, alone=True, viewport=SCREENS[screen], color_scheme="light") as page:
+    with visiting(browser, studio_files, viewport=SCREENS[screen], color_scheme="light") as page:
         for name in VIEWS:
             view = open_view(page, name)
             if name != "server":
@@ -153,7 +162,7 @@ def test_every_view_fits_its_screen_with_its_button_(browser, studio_files, scre
 
 
 def test_hidden_tabs_are_announced_by_a_fade(browser, studio_files):
-    with visiting(browser, studio_files, alone=True, viewport={"width": 360, "height": 740}) as page:
+    with visiting(browser, studio_files, viewport={"width": 360, "height": 740}) as page:
         tabs = page.locator(".tabs")
         for name, faded in (("chat", ["tabs", "more-after"]), ("server", ["tabs", "more-before"])):
             open_view(page, name)
@@ -162,7 +171,7 @@ def test_hidden_tabs_are_announced_by_a_fade(browser, studio_files):
 
 
 def test_empty_canvases_name_the_button_of_their_view(browser, studio_files):
-    with visiting(browser, studio_files, alone=True) as page:
+    with visiting(browser, studio_files) as page:
         for name in ("chat", "write", "compare", "json"):
             view = open_view(page, name)
             button = view.locator("button.primary").first.inner_text()
@@ -176,7 +185,7 @@ def test_empty_canvases_name_the_button_of_their_view(browser, studio_files):
 
 def test_settings_are_a_drawer_that_keeps_and_returns_the_focus(browser, studio_files):
     inside = "() => document.activeElement === document.body || document.activeElement.closest('dialog') !== null"
-    with visiting(browser, studio_files, alone=True, viewport=SCREENS["narrow"], color_scheme="light") as page:
+    with visiting(browser, studio_files, viewport=SCREENS["narrow"], color_scheme="light") as page:
         view = open_view(page, "chat")
         button, drawer = view.get_by_role("button", name="Settings"), view.get_by_role("dialog", name="Settings")
         button.press("Enter")
@@ -196,7 +205,7 @@ def test_settings_are_a_drawer_that_keeps_and_returns_the_focus(browser, studio_
 
 
 def test_no_view_scrolls_horizontally(browser, studio_files):
-    with visiting(browser, studio_files, alone=True, viewport={"width": 360, "height": 740}) as page:
+    with visiting(browser, studio_files, viewport={"width": 360, "height": 740}) as page:
         answered(page)
         page.locator("chat-view [role=option]").first.hover()
         for view in VIEWS:
@@ -206,7 +215,7 @@ def test_no_view_scrolls_horizontally(browser, studio_files):
 
 def test_axe_finds_no_serious_violation(browser, studio_files):
     """All rules in every view and in a chat with an answer; contrast of all views in the dark theme."""
-    with visiting(browser, studio_files, alone=True, viewport=SCREENS["narrow"], color_scheme="light") as page:
+    with visiting(browser, studio_files, viewport=SCREENS["narrow"], color_scheme="light") as page:
         for name in VIEWS:
             open_view(page, name)
             assert serious_violations(page) == [], name
@@ -251,7 +260,7 @@ def test_a_step_changes_only_the_nodes_that_differ(browser, studio_files):
     """With 2,000 tokens and 500 steps, changed nodes are proportional to the difference of two canvases."""
     from tools.load.scrubbing import LONG_RUN
 
-    with visiting(browser, studio_files, alone=True, viewport={"width": 1280, "height": 800}) as page:
+    with visiting(browser, studio_files, viewport={"width": 1280, "height": 800}) as page:
         page.evaluate(LONG_RUN)
         touched = page.evaluate(
             """async () => {

@@ -33,7 +33,7 @@ PRIMARY = {"chat": "Who are you?", "write": "Fill the hole", "compare": "Run bot
 @pytest.fixture
 def page(browser, studio_files):
     """The page without an engine, for people who prefer reduced motion: nothing plays by itself."""
-    with visiting(browser, studio_files, alone=True, reduced_motion="reduce", **CLIPBOARD) as page:
+    with visiting(browser, studio_files, reduced_motion="reduce", **CLIPBOARD) as page:
         yield page
 
 

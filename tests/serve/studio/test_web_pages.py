@@ -1,14 +1,10 @@
 """Pages in a real browser: those of other origins reach nothing, and those of an allowed origin reach the API."""
 
-import contextlib
 import json
-import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.serving import serving
 from tests.studio import visiting
 
 pytestmark = pytest.mark.browser
@@ -63,51 +59,11 @@ ATTACKS = """async ([base, paths, body]) => {
 }"""
 
 
-class Page(BaseHTTPRequestHandler):
-    """An empty page of another origin."""
-
-    def do_GET(self):
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(b"<!doctype html><title>page</title><body>")
-
-    def log_message(self, *arguments):
-        pass
-
-
-@contextlib.contextmanager
-def page_server():
-    """Serve the page, and yield its port."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.fixture(scope="module")
-def port():
-    with page_server() as port:
-        yield port
-
-
-@pytest.fixture(scope="module")
-def server(served_model, port, tmp_path_factory):
-    """A server that allows the page at 127.0.0.1. The same page at localhost is another site."""
-    log = tmp_path_factory.mktemp("log") / "log"
-    arguments = ("--model", str(served_model), "--name", "tiny", "--cors-origin", f"http://127.0.0.1:{port}")
-    with serving(log, *arguments) as running:  # no test waits for its engine
-        yield running
-
-
-def test_a_page_of_an_allowed_origin_may_send_the_headers_of_official_clients(browser, server, port):
+def test_a_page_of_an_allowed_origin_may_send_the_headers_of_official_clients(browser, studio, page_port):
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
-    with visiting(browser, f"http://127.0.0.1:{port}", may_complain=True) as page:
+    with visiting(browser, f"http://127.0.0.1:{page_port}", may_complain=True) as page:
         for path in ("/tokenize", "/v1/messages/count_tokens"):
-            status, answer = page.evaluate(CALL, [server.url + path, HEADERS, body])
+            status, answer = page.evaluate(CALL, [studio.url + path, HEADERS, body])
             assert status == 200, answer
 
 
@@ -117,17 +73,30 @@ def requests(server):
     return [line for line in lines if line["event"] == "request"]
 
 
-def test_no_page_of_another_origin_reaches_an_endpoint(browser, server, port):
-    described = server.http.get("/openapi.json").json()["paths"]
-    paths = [path for path, methods in described.items() if "post" in methods]
-    assert {"/api/chat", "/api/generate", "/v1/chat/completions"} <= set(paths)
-    before = len(requests(server))
-    with visiting(browser, f"http://localhost:{port}", may_complain=True) as page:
-        page.evaluate(ATTACKS, [server.url, paths, '{"stream": false}'])
+# Those with rules of their own, and a few of the others. Every endpoint is behind the same check.
+ATTACKED = ("/api/chat", "/api/generate", "/v1/chat/completions", "/v1/load_lora_adapter", "/tokenize")
+
+
+def test_no_page_of_another_origin_reaches_an_endpoint(browser, studio, page_port):
+    before = len(requests(studio))
+    with visiting(browser, f"http://localhost:{page_port}", may_complain=True) as page:
+        page.evaluate(ATTACKS, [studio.url, ATTACKED, '{"stream": false}'])
     # The preflights of the others are refused before the log.
-    sent = [line for line in requests(server)[before:] if line["method"] != "GET"]
+    sent = [line for line in requests(studio)[before:] if line["method"] != "GET"]
     posted = Counter(line["path"] for line in sent if line["method"] == "POST")
-    assert min(posted[path] for path in paths) >= 17  # the others are not waited for
+    assert min(posted[path] for path in ATTACKED) >= 17  # the others are not waited for
     for line in sent:
         assert 400 <= line["status"] < 500, line
         assert line.get("code") == "adapters_disabled" or line["reason"].startswith("send the body as JSON"), line
+
+
+def test_every_endpoint_rejects_the_types_that_a_page_may_send(studio):
+    described = studio.http.get("/openapi.json").json()["paths"]
+    paths = [path for path, methods in described.items() if "post" in methods]
+    assert set(ATTACKED) <= set(paths)
+    for path in paths:
+        for kind in ("text/plain", "application/x-www-form-urlencoded"):
+            headers = {"content-type": kind, "origin": "https://evil.example"}
+            answer = studio.http.post(path, content=b"{}", headers=headers)
+            assert 400 <= answer.status_code < 500, path
+            assert "adapters_disabled" in answer.text or "send the body as JSON" in answer.text, (path, answer.text)
