@@ -135,7 +135,11 @@ CLIENTS: dict[str, Client] = {
         NodeClient("ollama_node", ("ollama",)),
         PythonClient("langchain_python", _LANGCHAIN, shown=4),
         NodeClient("langchain_node", _LANGCHAIN_JS, shown=4),
-        PythonClient("llama_index_python", ("llama-index-llms-ollama", "llama-index-core"), shown=2),
+        PythonClient(
+            "llama_index_python",
+            ("llama-index-llms-openai-like", "llama-index-llms-ollama", "llama-index-core"),
+            shown=3,
+        ),
         PythonClient("litellm_python", ("litellm", "mcp")),
         PythonClient("aider_python", ("aider-chat",)),
         PythonClient("outlines_python", ("outlines", "openai")),
