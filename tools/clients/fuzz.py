@@ -17,7 +17,6 @@ from gesso.bench.server import running_server
 OPTIONS = (
     *("--checks", "not_a_server_error"),
     *("--suppress-health-check", "all"),
-    *("--generation-database", "none"),
     "--generation-deterministic",
     "--no-color",
 )
