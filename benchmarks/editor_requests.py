@@ -5,9 +5,11 @@
 The requests are those of llama.vim, llama.vscode and Continue, as their sources build them. Each is sent `count` times,
 one after the other and with different seeds, after one that is not counted. `parses` counts the answers with which the
 Python file parses.
+
+After that, lines of Python's standard library are left out, and filled through /infill and by `Gesso.infill`, which is
+what `gesso infill` runs.
 """
 
-import ast
 import json
 import statistics
 import time
@@ -17,8 +19,10 @@ from typing import Any
 
 import httpx
 
+import gesso
 from benchmarks import arguments
 from gesso.bench.server import ServerProcess, running_server
+from gesso.eval.python_infill import PythonInfill, parses
 
 BEFORE = "class Point:\n    def __init__(self, x, y):\n        self.x = x\n"
 AFTER = '\n\n    def __repr__(self):\n        return f"Point({self.x}, {self.y})"\n'
@@ -129,6 +133,16 @@ class Row:
     parses: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """How many of the files parse with a line that was filled through each of both ways."""
+
+    count: int
+    by_server: int
+    by_library: int
+    equal: int  # lines with the same text
+
+
 def measure(server: ServerProcess, count: int) -> list[Row]:
     """Return a row per kind of request."""
     rows = []
@@ -136,14 +150,32 @@ def measure(server: ServerProcess, count: int) -> list[Row]:
         for name, (path, body) in REQUESTS.items():
             _answer(client, path, body)
             seconds: list[float] = []
-            parses = 0
+            parsed = 0
             for seed in range(count):
                 began = time.perf_counter()
                 text = _answer(client, path, body | {"seed": seed})
                 seconds.append(time.perf_counter() - began)
-                parses += _parses(BEFORE + body["prompt"] + text + AFTER if path == "/infill" else _around(text))
-            rows.append(Row(name=name, seconds=seconds, parses=parses))
+                prompt = body["prompt"] if path == "/infill" else "        "
+                parsed += parses(f"{BEFORE}{prompt}{text}{AFTER}")
+            rows.append(Row(name=name, seconds=seconds, parses=parsed))
     return rows
+
+
+def compare(server: ServerProcess, model: str | None, count: int) -> Lines:
+    """Fill missing lines through /infill and by `Gesso.infill`, with equal seeds."""
+    task = PythonInfill()
+    filler = gesso.load(model)
+    by_server = by_library = equal = 0
+    with httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+        for seed, item in enumerate(task.items("test", count, seed=0)):
+            before, after = task.hole(item)
+            body = {"input_prefix": before, "input_suffix": after, "n_predict": 64, "stop": ["\n"], "seed": seed}
+            line = _answer(client, "/infill", body)
+            expected = filler.infill(before, after, max_new_tokens=64, stop="\n", seed=seed).text
+            by_server += task.score(item, line)["parses"] == 1
+            by_library += task.score(item, expected)["parses"] == 1
+            equal += line == expected
+    return Lines(count=count, by_server=by_server, by_library=by_library, equal=equal)
 
 
 def _answer(client: httpx.Client, path: str, body: Mapping[str, Any]) -> str:
@@ -158,30 +190,22 @@ def _answer(client: httpx.Client, path: str, body: Mapping[str, Any]) -> str:
     return "".join(part.get("content", "") for part in parts)
 
 
-def _around(text: str) -> str:
-    return f"{BEFORE}        {text}{AFTER}"
-
-
-def _parses(source: str) -> bool:
-    try:
-        ast.parse(source)
-    except SyntaxError:
-        return False
-    return True
-
-
 def main() -> None:
     parser = arguments.parser_of("editor_requests", __doc__)
     parser.add_argument("--count", type=int, default=20, help="requests of each kind")
+    parser.add_argument("--lines", type=int, default=50, help="missing lines to fill")
     parser.add_argument("--model", "-m", help="a checkpoint; default: gesso-mini")
     asked = parser.parse_args()
     with running_server(*(["--model", asked.model] if asked.model else [])) as server:
         server.wait_ready()
         rows = measure(server, asked.count)
+        lines = compare(server, asked.model, asked.lines)
     print(f"{'request':28}{'p50':>8}{'longest':>10}{'parses':>10}")
     for row in rows:
         median = statistics.median(row.seconds)
         print(f"{row.name:28}{median:6.2f} s{max(row.seconds):8.2f} s{row.parses:6} of {len(row.seconds)}")
+    print(f"files that parse: {lines.by_server} of {lines.count} through /infill, {lines.by_library} by gesso infill")
+    print(f"lines with the same text: {lines.equal} of {lines.count}")
 
 
 if __name__ == "__main__":

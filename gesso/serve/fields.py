@@ -42,6 +42,10 @@ OFF: dict[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
     "background": (False,),
     "include": ([],),
+    # no value but null turns these off: an empty object asks for a search, and 0 for the tokens of the prompt alone
+    "web_search_options": (),
+    "prompt_logprobs": (),
+    "json_schema": (),
 }
 Count = Annotated[int, Field(ge=1)]
 UNLIMITED = 2**31  # a limit of tokens that means: all that fit

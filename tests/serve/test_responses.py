@@ -174,12 +174,16 @@ def test_without_parallel_calls_only_the_first_call_is_returned(client, server):
     assert len(events[-1].response.output) == 1
 
 
-def test_other_tools_are_ignored_with_a_warning(server):
+def test_other_tools_are_ignored_with_a_warning_in_the_response_its_header_and_every_event(server):
     body = {"input": "Hello", "max_output_tokens": 4, **EXTRA, "tools": [{"type": "web_search"}, WEATHER], "top_p": 0.5}
-    response = server.http.post(PATH, json=body).json()
-    assert response["tools"] == [{"description": None, "strict": True, **WEATHER}]
-    assert [warning.split()[0] for warning in response["warnings"]] == ["tools:"]
-    assert "web_search" in response["warnings"][0]
+    answer = server.http.post(PATH, json=body)
+    warning = "tools.web_search was ignored: only functions are supported"
+    assert answer.json()["tools"] == [{"description": None, "strict": True, **WEATHER}]
+    assert answer.json()["warnings"] == [warning] == [answer.headers["x-gesso-warnings"]]
+    streamed = server.http.post(PATH, json=body | {"stream": True})
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert streamed.headers["x-gesso-warnings"] == warning
+    assert all(event["response"]["warnings"] == [warning] for event in events if "response" in event)
 
 
 def test_a_request_of_a_coding_agent_is_accepted(server):
@@ -318,11 +322,10 @@ def test_a_failure_ends_the_stream_with_a_failed_response(tiny):
 # --- rejected requests ------------------------------------------------------------------------------------------------
 
 
-def prepare(body, tiny, **limits):
+def prepare(body, tiny, *, strict=False, **limits):
     """Prepare a request in this process."""
-    settings = ServerSettings(
-        engine=EngineSettings(model=str(tiny.directory)), limits=ServerLimits(**limits), name="tiny"
-    )
+    engine = EngineSettings(model=str(tiny.directory))
+    settings = ServerSettings(engine=engine, limits=ServerLimits(**limits), name="tiny", strict=strict)
     task = {"endpoint": "responses", "contexts": {"tiny": 256}, "accepts_images": {"tiny": False}, "fetch": None}
     return endpoints.run(task, json.dumps(body).encode(), [ModelFrontend(settings)])
 
@@ -373,12 +376,29 @@ def test_every_response_has_the_required_fields_of_open_responses(tiny):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 2}, {"truncation": "auto"}], ids=str
+    ("fields", "name"),
+    [
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ],
 )
-def test_a_field_without_an_effect_is_named_in_the_warnings(tiny, fields):
+def test_a_field_without_an_effect_is_named_in_the_warnings_and_rejected_by_a_strict_server(tiny, fields, name):
+    (warning,) = PreparedRequest.decode(*prepare({"input": "Hello"} | fields, tiny)).warnings
+    assert warning.startswith(f"{name} was ignored: ")
     echo = echoed(tiny, **fields)
-    assert echo["warnings"][0].startswith(next(iter(fields)))
     assert (echo["truncation"], echo["top_logprobs"]) == ("disabled", 0)
+    error = json.loads(prepare({"input": "Hello"} | fields, tiny, strict=True)[0])["error"]
+    assert (error["status"], error["param"]) == (400, name)
+
+
+def test_a_response_has_the_warnings_of_every_stage_in_ascii(tiny):
+    asked = {"input": "Hello", "max_output_tokens": 9999, "tools": [{"type": "söök\n"}]}
+    request = PreparedRequest.decode(*prepare(asked, tiny))
+    tool, lowered = json.loads(responses.Response(request).body("completed"))["warnings"]
+    assert tool == "tools.s\\xf6\\xf6k\\n was ignored: only functions are supported"
+    assert lowered.startswith("max_output_tokens was lowered to ")
 
 
 def test_a_server_without_a_store_says_that_it_stores_nothing(tiny):

@@ -51,6 +51,12 @@ def test_the_reason_is_the_first_error_of_the_installer(stderr, reason):
     assert environments.reason(stderr) == reason
 
 
+def test_the_page_names_packages_without_extras_and_pinned_versions():
+    packages = ("pydantic-ai-slim[openai,anthropic]", "@langchain/langgraph@1.4.13", "zod@3", "ai")
+    names = PythonClient("client_python", packages, shown=4).names
+    assert names == ["pydantic-ai-slim", "@langchain/langgraph", "zod", "ai"]
+
+
 def test_an_installer_that_is_absent_is_a_reason(tmp_path):
     with pytest.raises(NotInstalled, match="absent"):
         environments._run([str(tmp_path / "absent")])

@@ -78,6 +78,11 @@ def is_text(text: Any) -> None:
     assert isinstance(text, str) and text.strip(), text
 
 
+def is_introduction(text: Any) -> None:
+    """Assert that a text is gesso-mini's answer to QUESTION."""
+    assert isinstance(text, str) and "gesso" in text.lower(), text
+
+
 def differ(ask: Callable[[bytes], Any]) -> None:
     """Assert that the answer about an image is text, the same for the same image, and another for another."""
     answers = [ask(file) for file in (RED, BLUE, RED)]

@@ -116,13 +116,16 @@ def reason(stderr: str) -> str:
 
 
 def _bare(requirement: str) -> str:
-    """Return the name of a package without extras."""
-    return requirement.partition("[")[0]
+    """Return the name of a package without extras and version. npm's names may begin with an @."""
+    name = requirement.partition("[")[0]
+    return name[:1] + name[1:].partition("@")[0]
 
 
 TORCH = "torch>=2.11,<2.14"
 _LANGCHAIN = ("langchain-openai", "langchain-anthropic", "langchain-ollama", "langgraph", "langchain")
-_LANGCHAIN_JS = ("langchain", "@langchain/openai", "@langchain/anthropic", "@langchain/ollama", "zod")
+# The newest langgraph needs a version of @langchain/core that npm does not have (2026-11).
+_LANGGRAPH_JS = "@langchain/langgraph@1.4.13"
+_LANGCHAIN_JS = ("langchain", "@langchain/openai", "@langchain/anthropic", "@langchain/ollama", _LANGGRAPH_JS, "zod")
 _AI_SDK = ("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic")
 CLIENTS: dict[str, Client] = {
     client.name: client
@@ -134,8 +137,12 @@ CLIENTS: dict[str, Client] = {
         PythonClient("ollama_python", ("ollama",)),
         NodeClient("ollama_node", ("ollama",)),
         PythonClient("langchain_python", _LANGCHAIN, shown=4),
-        NodeClient("langchain_node", _LANGCHAIN_JS, shown=4),
-        PythonClient("llama_index_python", ("llama-index-llms-ollama", "llama-index-core"), shown=2),
+        NodeClient("langchain_node", _LANGCHAIN_JS, shown=5),
+        PythonClient(
+            "llama_index_python",
+            ("llama-index-llms-openai-like", "llama-index-llms-ollama", "llama-index-core"),
+            shown=3,
+        ),
         PythonClient("litellm_python", ("litellm", "mcp")),
         PythonClient("aider_python", ("aider-chat",)),
         PythonClient("outlines_python", ("outlines", "openai")),

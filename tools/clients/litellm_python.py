@@ -1,9 +1,11 @@
-"""LiteLLM as a client of the OpenAI, the Anthropic and the Ollama dialect."""
+"""LiteLLM over three APIs: OpenAI's as `openai/`, Ollama's as `ollama/` and `ollama_chat/`, and Anthropic's."""
 
 import litellm
-from checks import KEY, MODEL, PERSON, QUESTION, WEATHER, WEATHER_QUESTION, is_person, is_text, is_weather, run
+from checks import KEY, MODEL, PERSON, QUESTION, WEATHER, WEATHER_QUESTION, is_introduction, is_person, is_weather, run
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
+PERSON_MESSAGES = [{"role": "user", "content": "Ada Lovelace is 36 years old."}]
+PERSON_FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": WEATHER}}
 
 
@@ -11,51 +13,30 @@ def openai(url):
     return {"model": f"openai/{MODEL}", "api_base": f"{url}/v1", "api_key": KEY}
 
 
-def chat(url):
-    is_text(litellm.completion(messages=MESSAGES, **openai(url)).choices[0].message.content)
-
-
-def stream(url):
-    chunks = litellm.completion(messages=MESSAGES, stream=True, **openai(url))
-    is_text("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
-
-
-def structured(url):
-    schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
-    messages = [{"role": "user", "content": "Ada Lovelace is 36 years old."}]
-    answer = litellm.completion(messages=messages, response_format=schema, **openai(url))
-    is_person(answer.choices[0].message.content)
-
-
-def tools(url):
-    messages = [{"role": "user", "content": WEATHER_QUESTION}]
-    answer = litellm.completion(messages=messages, tools=[TOOL], tool_choice="required", **openai(url))
-    is_weather(answer.choices[0].message.tool_calls[0].function.arguments)
-
-
-def responses(url):
-    assert litellm.responses(input=QUESTION, **openai(url)).output
-
-
-def anthropic(url):
-    answer = litellm.completion(
-        model=f"anthropic/{MODEL}", api_base=url, api_key=KEY, messages=MESSAGES, max_tokens=128
-    )
-    is_text(answer.choices[0].message.content)
-
-
 def ollama(url):
-    answer = litellm.completion(model=f"ollama/{MODEL}", api_base=url, messages=MESSAGES)
-    is_text(answer.choices[0].message.content)
+    return {"model": f"ollama/{MODEL}", "api_base": url}
 
 
 def ollama_chat(url):
-    chunks = litellm.completion(model=f"ollama_chat/{MODEL}", api_base=url, messages=MESSAGES, stream=True)
-    is_text("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+    return {"model": f"ollama_chat/{MODEL}", "api_base": url}
 
 
-def ollama_chat_tool_loop(url):
-    options = {"model": f"ollama_chat/{MODEL}", "api_base": url, "tools": [TOOL], "seed": 1}
+def chat(model):
+    is_introduction(litellm.completion(messages=MESSAGES, **model).choices[0].message.content)
+
+
+def stream(model):
+    chunks = litellm.completion(messages=MESSAGES, stream=True, **model)
+    is_introduction("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+
+
+def structured(model):
+    answer = litellm.completion(messages=PERSON_MESSAGES, response_format=PERSON_FORMAT, **model)
+    is_person(answer.choices[0].message.content)
+
+
+def tool_loop(model):
+    options = {**model, "tools": [TOOL], "seed": 1}
     messages = [{"role": "user", "content": WEATHER_QUESTION}]
     message = litellm.completion(messages=messages, **options).choices[0].message
     is_weather(message.tool_calls[0].function.arguments)
@@ -64,7 +45,28 @@ def ollama_chat_tool_loop(url):
     assert after.content or after.tool_calls
 
 
-def overflow(url):
+def openai_chat(url):
+    chat(openai(url))
+
+
+def openai_stream(url):
+    stream(openai(url))
+
+
+def openai_structured(url):
+    structured(openai(url))
+
+
+def openai_tool_loop(url):
+    tool_loop(openai(url))
+
+
+def openai_responses(url):
+    answer = litellm.responses(input=QUESTION, **openai(url))
+    is_introduction(answer.output[-1].content[0].text)
+
+
+def openai_overflow(url):
     try:
         litellm.completion(messages=[{"role": "user", "content": "word " * 5000}], **openai(url))
     except litellm.ContextWindowExceededError:
@@ -72,4 +74,40 @@ def overflow(url):
     raise AssertionError("a prompt longer than the context was accepted")
 
 
-run(chat, stream, structured, tools, responses, anthropic, ollama, ollama_chat, ollama_chat_tool_loop, overflow)
+def ollama_text(url):
+    chat(ollama(url))
+
+
+def ollama_stream(url):
+    stream(ollama(url))
+
+
+def ollama_structured(url):
+    structured(ollama(url))
+
+
+def ollama_chat_text(url):
+    chat(ollama_chat(url))
+
+
+def ollama_chat_stream(url):
+    stream(ollama_chat(url))
+
+
+def ollama_chat_structured(url):
+    structured(ollama_chat(url))
+
+
+def ollama_chat_tool_loop(url):
+    tool_loop(ollama_chat(url))
+
+
+def anthropic(url):
+    chat({"model": f"anthropic/{MODEL}", "api_base": url, "api_key": KEY, "max_tokens": 128})
+
+
+run(
+    openai_chat, openai_stream, openai_structured, openai_tool_loop, openai_responses, openai_overflow,
+    ollama_text, ollama_stream, ollama_structured,
+    ollama_chat_text, ollama_chat_stream, ollama_chat_structured, ollama_chat_tool_loop, anthropic,
+)  # fmt: skip

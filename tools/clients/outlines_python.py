@@ -1,4 +1,4 @@
-"""Outlines over a server with vLLM's fields: its four kinds of constraints."""
+"""Outlines over a server with vLLM's fields, with its four kinds of constraints, and as an OpenAI model."""
 
 import json
 import re
@@ -6,8 +6,10 @@ from typing import Literal
 
 import openai
 import outlines
-from checks import KEY, MODEL, PERSON, run
+from checks import KEY, MODEL, PERSON, QUESTION, is_introduction, is_person, run
 from pydantic import BaseModel, Field
+
+SENTENCE = "Ada Lovelace is 36 years old."
 
 
 class Person(BaseModel):
@@ -15,13 +17,16 @@ class Person(BaseModel):
     age: int
 
 
+def client(url):
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+
+
 def generate(url, kind):
-    model = outlines.from_vllm(openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0), MODEL)
-    return model("Ada Lovelace is 36 years old.", kind, max_tokens=64)
+    return outlines.from_vllm(client(url), MODEL)(SENTENCE, kind, max_tokens=64)
 
 
 def json_schema(url):
-    assert isinstance(json.loads(generate(url, outlines.json_schema(PERSON)))["age"], int)
+    is_person(generate(url, outlines.json_schema(PERSON)))
 
 
 def typed(url):
@@ -40,4 +45,24 @@ def grammar(url):
     assert generate(url, outlines.cfg('root ::= "yes" | "no"')) in ("yes", "no")
 
 
-run(json_schema, typed, choice, regex, grammar)
+def openai_text(url):
+    is_introduction(outlines.from_openai(client(url), MODEL)(QUESTION))
+
+
+def openai_stream(url):
+    is_introduction("".join(outlines.from_openai(client(url), MODEL).stream(QUESTION)))
+
+
+def openai_json_schema(url):
+    is_person(outlines.from_openai(client(url), MODEL)(SENTENCE, outlines.json_schema(PERSON)))
+
+
+def openai_typed(url):
+    person = json.loads(outlines.from_openai(client(url), MODEL)(SENTENCE, Person))
+    Person.model_validate(person)
+
+
+run(
+    json_schema, typed, choice, regex, grammar,
+    openai_text, openai_stream, openai_json_schema, openai_typed,
+)  # fmt: skip

@@ -6,12 +6,12 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from gesso.errors import InputError
 from gesso.serve.fields import Common, Count, Fields, Limit, Objects, SchemaOptionFields, Texts, example
+from gesso.serve.leniency import UNSUPPORTED
 from gesso.serve.openai.chat_fields import SCHEMA_IN_PROMPT, Effort, SchemaFields, thinks, whole_constraint
 
 Name = Annotated[str, Field(max_length=512)]
 FUNCTION_FIELDS = ("type", "name", "description", "parameters", "strict")
 LOGPROBS = "message.output_text.logprobs"
-WARNED_TOOLS = 16  # types of ignored tools that are named in a response
 
 
 class ReasoningFields(Fields):
@@ -43,7 +43,7 @@ class ResponseFormat(SchemaFields):
 
 class TextFields(Fields):
     format: ResponseFormat = ResponseFormat()
-    verbosity: Name = Field(default="medium", description="No effect.")
+    verbosity: Name = Field(default="medium", description="Another value gives a warning.")
 
 
 class NamedTool(Fields):
@@ -107,21 +107,18 @@ class ResponseFields(Common):
         return [{name: tool[name] for name in FUNCTION_FIELDS if name in tool} for tool in functions]
 
     @property
-    def warnings(self) -> list[str]:
-        """What the request asks for and the response ignores."""
-        kinds = dict.fromkeys(str(tool.get("type"))[:80] for tool in self.tools if tool.get("type") != "function")
-        tools = [f"tools: type {kind} is ignored; only functions are supported" for kind in list(kinds)[:WARNED_TOOLS]]
-        return [*tools, *self._ignored_fields()]
-
-    def _ignored_fields(self) -> list[str]:
-        warnings: list[str] = []
+    def ignored(self) -> dict[str, str]:
+        ignored: dict[str, str] = {}
         if LOGPROBS in self.include:
-            warnings.append(f"include: {LOGPROBS} is ignored; /v1/chat/completions has logprobs")
+            ignored["include"] = f"only /v1/chat/completions has {LOGPROBS}"
         if self.top_logprobs:
-            warnings.append("top_logprobs is ignored; /v1/chat/completions has them")
+            ignored["top_logprobs"] = "only /v1/chat/completions has log-probabilities"
         if self.truncation == "auto":
-            warnings.append("truncation: auto is ignored; a conversation that does not fit is rejected, so shorten it")
-        return warnings
+            ignored["truncation"] = "a conversation that does not fit is rejected, so shorten it"
+        if self.text.verbosity != "medium":
+            ignored["text.verbosity"] = UNSUPPORTED
+        kinds = [str(tool.get("type")) for tool in self.tools if tool.get("type") != "function"]
+        return ignored | {f"tools.{kind}": "only functions are supported" for kind in kinds}
 
     def constraint(self) -> dict[str, Any] | None:
         """Return the constraint as {name: value}, or None."""
@@ -168,7 +165,6 @@ class ResponseFields(Common):
             "prompt_cache_key": self.prompt_cache_key,
             "safety_identifier": self.safety_identifier,
             "user": self.user,
-            "warnings": self.warnings,
         }
 
 

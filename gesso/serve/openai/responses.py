@@ -71,6 +71,7 @@ class Response:
     def __init__(self, request: PreparedRequest) -> None:
         hex_id = uuid.uuid4().hex
         self.id, self.created_at, self.model = f"resp_{hex_id}", int(time.time()), request.model
+        self.warnings = request.warnings
         self.echo, _, self.items = request.attached.partition(b"\n")
         self.output = Output(hex_id)
 
@@ -85,6 +86,7 @@ class Response:
             "error": None,
             "incomplete_details": None,
             "usage": None,
+            "warnings": self.warnings,
             **given,
         }
         own = json.dumps(fields).encode()

@@ -276,6 +276,7 @@ def edits(task: Task, body: bytes, frontends: Frontends) -> Outcome:
 
 def responses(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     fields = parse(ResponseFields, body)
+    warnings = ignore(fields.ignored, frontends)
     builder = RequestBuilder(task, fields, frontends)
     requested = fields.constraint()
     _reject_drafts(fields)
@@ -296,6 +297,7 @@ def responses(task: Task, body: bytes, frontends: Frontends) -> Outcome:
         constraint=constraint,
         tools=tool_names(tools),
         one_call=not fields.parallel_tool_calls,
+        warnings=warnings,
         checked_by=checked_by(requested),
         attached=echo + b"\n" + stored,
     )
