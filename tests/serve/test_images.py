@@ -343,7 +343,7 @@ def test_a_text_only_server_takes_no_images_and_no_larger_bodies(directory):
 
 def test_a_url_is_refused_by_a_server_that_fetches_no_images(directory):
     frontend = ModelFrontend(with_images(ServerSettings(engine=EngineSettings(model=str(directory)), name="tiny")))
-    task = {"endpoint": "chat", "contexts": {"tiny": 256}, "sees": {"tiny": True}}
+    task = {"endpoint": "chat", "contexts": {"tiny": 256}, "accepts_images": {"tiny": True}}
     content = [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]
     error = json.loads(endpoints.run(task, json.dumps(chat(content)).encode(), [frontend])[0])["error"]
     assert (error["status"], error["param"]) == (400, f"{WHERE}.image_url.url")

@@ -275,7 +275,7 @@ def test_options_become_fields_of_a_chat():
 def test_an_answer_without_a_limit_may_fill_the_context(tiny, fields, most):
     settings = ServerSettings(engine=EngineSettings(model=str(tiny.directory)), name="tiny")
     endpoint = "ollama_chat" if "messages" in fields else "ollama_generate"
-    task = {"endpoint": endpoint, "contexts": {"tiny": 256}, "sees": {"tiny": False}}
+    task = {"endpoint": endpoint, "contexts": {"tiny": 256}, "accepts_images": {"tiny": False}}
     body = json.dumps({**fields, "options": {"num_predict": most}}).encode()
     head, blob = endpoints.run(task, body, [ModelFrontend(settings)])
     (job,) = PreparedRequest.decode(head, blob).jobs
