@@ -74,10 +74,10 @@ def losses(out):
 
 
 def test_tiny_model_memorizes_its_examples(tmp_path, rows, small):
-    examples = rows.read_text().splitlines(keepends=True)[:2]
+    examples = rows.read_text().splitlines(keepends=True)[:4]
     rows.write_text("".join(examples))
-    recipe = load(write_recipe(tmp_path, rows, small, steps=160))
-    run, optimizer = replace(recipe.run, batch_size=2, save_every=160), replace(recipe.optimizer, lr=1.5e-2)
+    recipe = load(write_recipe(tmp_path, rows, small, steps=180))
+    run, optimizer = replace(recipe.run, save_every=180), replace(recipe.optimizer, lr=1.5e-2)
     train(replace(recipe, run=run, optimizer=optimizer), report=lambda _: None)
     tail = metrics(tmp_path / "out")[-20:]
     assert sum(line["loss"] for line in tail) / len(tail) < 0.1
