@@ -15,7 +15,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RAY_VENV ?= .venv-ray
-PROCESSES ?= 3
+PROCESSES ?= 4
 # One process runs a whole file, or files that share a server: see tests/units.py. The slow ones come first.
 PARALLEL := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 GPU_PYTHON ?= python3
