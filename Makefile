@@ -41,7 +41,7 @@ check: lint
 test: $(VENV)/.installed-dev
 	$(MAKE) -j 2 lint properties
 
-properties: $(VENV)/.installed-dev
+properties: $(VENV)/.compiled-dev
 	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/examples
 
 test-examples: $(VENV)/.installed-dev
@@ -105,6 +105,10 @@ $(VENV)/.installed-docs: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --no-compile -c constraints.txt --editable '.[dev]'
 	touch $@ $(VENV)/.installed $(VENV)/.installed-serve
+
+# Import what the tests import, once. Otherwise each of their processes compiles it.
+$(VENV)/.compiled-dev: $(VENV)/.installed-dev
+	-$(BIN)/python -m pytest --collect-only --quiet >$@
 
 $(RAY_VENV)/.installed: pyproject.toml constraints.txt
 	$(MAKE) $(RAY_VENV)/bin/python VENV=$(RAY_VENV)
