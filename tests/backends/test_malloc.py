@@ -21,4 +21,5 @@ def faults_of_a_step() -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
 def test_a_step_does_not_fault_in_the_memory_of_the_step_before():
     keep_freed_memory()
-    assert min([faults_of_a_step() for _ in range(4)][1:]) < PAGES // 10
+    # The least of several: the system may take back pages at any time.
+    assert min(faults_of_a_step() for _ in range(20)) < PAGES // 10
