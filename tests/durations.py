@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 TESTS = Path(__file__).parent
 RECORD = TESTS / "durations.json"
-SLOW = 4.0  # seconds from which a file is left out of `make check`
+SLOW = 3.0  # seconds from which a file is left out of `make check`
 
 
 @cache
