@@ -49,8 +49,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="answers that are written at once")
     given = parser.parse_args()
     g = gesso.load(given.model, max_batch=given.batch)
-    asked = ask(g, QUESTIONS[: given.questions], given.seeds, given.batch)
-    answers = [(question, g.read_answer(result)) for question, result in asked]
+    results = ask(g, QUESTIONS[: given.questions], given.seeds, given.batch)
+    answers = [(question, g.read_answer(result)) for question, result in results]
     sys.exit(report(answers, given.samples) > 0)
 
 

@@ -76,17 +76,18 @@ def divide(sequences: Mapping[str, str], progress: Callable[[str], None], known_
     scores, _ = best_scores([texts[i] for i in held], train)
     kept = {i for i, score in zip(held, scores.tolist(), strict=True) if score < NEAR}
     progress(f"{len(held):,} sequences held out, {len(held) - len(kept):,} dropped for a relative in training")
-    found = []
+    proteins = []
     for i, name in enumerate(names):
         if split[i] == "train":
-            known = sizes[family[i]] > 1 and (chosen := _number(name)) % known_share == 0
-            label = ("validation", "test")[chosen // known_share % 2] if known else "train"
+            number = _number(name)
+            known = sizes[family[i]] > 1 and number % known_share == 0
+            label = ("validation", "test")[number // known_share % 2] if known else "train"
         elif i in kept:
             label, known = split[i], False
         else:
             continue
-        found.append(Protein(name=name, sequence=texts[i], split=label, family=names[family[i]], known=known))
-    return found
+        proteins.append(Protein(name=name, sequence=texts[i], split=label, family=names[family[i]], known=known))
+    return proteins
 
 
 def _number(name: str) -> int:
