@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gesso.adapters.lora import adapter_sites, kept_active, switch
+from gesso.adapters.sites import adapter_sites, kept_active, switch
 from gesso.backends.base import Counts, Piece, Replayed, Work
 from gesso.diffusion.hash import draw
 from gesso.diffusion.noise import Draws

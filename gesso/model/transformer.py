@@ -1,51 +1,47 @@
-"""DiffusionGemma: one transformer used two ways.
+"""DiffusionGemma: a transformer with mixture-of-experts layers that writes text by discrete diffusion.
 
-As a causal *encoder* it reads text and appends to the KV cache. As a bidirectional *decoder* it reads the cache and
-denoises a canvas. Both share their weights, unless a checkpoint unties them; the attention pattern, self-conditioning
-and one scalar per layer differ. This is the specification: plain PyTorch, one sequence at a time.
+Text is written one canvas at a time. A canvas is a block of tokens (256 in the released model) that starts as random
+tokens. In each denoising step the network predicts all of its positions at once, and a sampler (`gesso/diffusion`)
+replaces some of the tokens. The text before it is the prompt and the finished canvases. So the network has two uses:
 
-B batch, S text, C canvas, T tokens, H hidden, V vocabulary, E experts.
+    encode    read text once, with causal attention, and append its keys and values to the KV cache
+    denoise   read a canvas, which attends to the cache and to all of itself, and return logits for every position
+
+This file has the whole network from top to bottom: the model, its stack of layers, one layer, and attention. The parts
+of a layer are in `experts.py`, `modules.py` (norms and MLP) and `rope.py`; attention to cached keys is in
+`attention.py`. It is plain PyTorch, one sequence at a time: the specification that faster backends are tested with.
+
+Names of tensors end with their dimensions: B batch, S tokens of text, C tokens of a canvas, T tokens of either, H
+hidden, V vocabulary, N query heads, M key/value heads, D head dim, E experts, K experts per token.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gesso.errors import InputError
 from gesso.model.attention import Attend, AttendWithCache, attend_with_cache
 from gesso.model.cache import KVCache
-from gesso.model.config import Config
-from gesso.model.layer import Layer
-from gesso.model.modules import Embedding, RMSNorm, SelfConditioning
-from gesso.model.rope import frequencies, rotation
+from gesso.model.config import Config, LayerShape
+from gesso.model.encoder_input import split_batch
+from gesso.model.experts import Experts, Router
+from gesso.model.modules import Embedding, GatedMLP, Linear, RMSNorm, SelfConditioning, rms_norm
+from gesso.model.rope import Rotation, frequencies, rotate, rotation
 from gesso.model.vision import Vision
-
-
-class Stack(nn.Module):
-    """Embedding, layers and final norm, or those of the stack `shared`. The layer scalars are always its own."""
-
-    embed_tokens: Embedding
-    layers: nn.ModuleList
-    norm: RMSNorm
-
-    def __init__(self, config: Config, shared: "Stack | None" = None) -> None:
-        super().__init__()
-        self.embed_tokens = shared.embed_tokens if shared else Embedding(config)
-        self.layers = shared.layers if shared else nn.ModuleList(Layer(config, shape) for shape in config.layers)
-        self.norm = shared.norm if shared else RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layer_scalars = nn.ParameterList(nn.Parameter(torch.empty(1), requires_grad=False) for _ in config.layers)
 
 
 class DiffusionGemma(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
-        self.decoder = Stack(config)
         tied = config.tie_word_embeddings
+        # In a tied model, as released, encoder and decoder are the same weights, and so are embedding and output head.
+        self.decoder = Stack(config)
         self.encoder = Stack(config, shared=self.decoder if tied else None)
         self.self_conditioning = SelfConditioning(config)
         self.lm_head = None if tied else nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
@@ -63,30 +59,21 @@ class DiffusionGemma(nn.Module):
         image tokens come, row by row.
         """
         self._check_batch(ids_BS, cache)
-        text_BS = torch.ones_like(ids_BS, dtype=torch.bool) if padding is None else ~padding
-        texts = [ids_S[text_S] for ids_S, text_S in zip(ids_BS, text_BS, strict=True)]
-        if not text_BS.any():
+        is_text_BS = torch.ones_like(ids_BS, dtype=torch.bool) if padding is None else ~padding
+        if not is_text_BS.any():
             raise InputError("nothing to encode: every token is marked as padding")
-        image_token = self.config.image_token_id if images else None
-        segments = [list(_segments(ids_S, image_token)) for ids_S in texts]
-        _check_images(images, [run_S for row in segments for run_S, is_image in row if is_image])
-        for row, ids_S in enumerate(texts):
-            cache.reserve(row, len(ids_S))
-        hidden: list[Tensor] = []
-        image_of_run = iter(images)
-        for row, row_segments in enumerate(segments):
-            for run_S, is_image in row_segments:
-                image_SH = next(image_of_run) if is_image else None
-                hidden.append(self.encode_segment(run_S, cache, row, image_SH=image_SH))
-        hidden_BSH = hidden[0].new_zeros(*ids_BS.shape, self.config.hidden_size)
-        hidden_BSH[text_BS] = torch.cat(hidden)
-        return hidden_BSH
+        segments_by_row = split_batch(ids_BS, is_text_BS, images, self.config.image_token_id)
 
-    def see(self, pixels_PI: Tensor, rows: int, columns: int) -> Tensor:
-        """Return the embeddings [S, H] of an image: `pixels_PI` are its patches, row by row, from 0 to 255."""
-        if self.vision is None:
-            raise InputError("the model has no vision tower: load a checkpoint that has one, without text_only")
-        return self.vision(pixels_PI.to(self.device), rows, columns, self.dtype)
+        for row, segments in enumerate(segments_by_row):
+            cache.reserve(row, sum(len(segment.ids_S) for segment in segments))
+        hidden: list[Tensor] = []  # [S, H] of each segment
+        for row, segments in enumerate(segments_by_row):
+            for segment in segments:
+                hidden.append(self.encode_segment(segment.ids_S, cache, row, image_SH=segment.image_SH))
+
+        hidden_BSH = hidden[0].new_zeros(*ids_BS.shape, self.config.hidden_size)
+        hidden_BSH[is_text_BS] = torch.cat(hidden)
+        return hidden_BSH
 
     def denoise(self, canvas_BC: Tensor, cache: KVCache, previous_logits: Tensor | None = None) -> Tensor:
         """Return the logits [B, C, V] of canvases that follow the text in the cache; the cache is only read.
@@ -98,13 +85,20 @@ class DiffusionGemma(nn.Module):
         logits = []
         for row, ids_C in enumerate(canvas_BC):
             soft_CH = None if previous_logits is None else self.soft_embedding(previous_logits[row])
-            logits.append(self.logits(self.denoise_canvas(ids_C, cache, row, soft_CH=soft_CH)))
+            hidden_CH = self.denoise_canvas(ids_C, cache, row, soft_CH=soft_CH)
+            logits.append(self.logits(hidden_CH))
         return torch.stack(logits)
+
+    def see(self, pixels_PI: Tensor, rows: int, columns: int) -> Tensor:
+        """Return the embeddings [S, H] of an image: `pixels_PI` are its patches, row by row, from 0 to 255."""
+        if self.vision is None:
+            raise InputError("the model has no vision tower: load a checkpoint that has one, without text_only")
+        return self.vision(pixels_PI.to(self.device), rows, columns, self.dtype)
 
     def new_cache(self, batch_size: int, max_length: int) -> KVCache:
         return KVCache(self.config, batch_size, max_length, self.device, self.dtype)
 
-    # --- one segment or canvas through the network ---------------------------------------------------------------
+    # --- one sequence through the network -----------------------------------------------------------------------
 
     def encode_segment(
         self,
@@ -115,13 +109,13 @@ class DiffusionGemma(nn.Module):
         image_SH: Tensor | None = None,
         attend: AttendWithCache = attend_with_cache,
     ) -> Tensor:
-        """Append text to a row of the cache and return its hidden states [S, H].
+        """Append a segment to a row of the cache and return its hidden states [S, H].
 
-        Given `image_SH`, the text is one image: these are its embeddings, and its ids are not used.
+        A segment is a run of text, or one image: `image_SH` are then its embeddings, and its ids are not used.
         """
         x_SH = self.embed(ids_S, self.encoder) if image_SH is None else image_SH
-        sees_later = image_SH is not None and self.config.bidirectional_images
-        hidden_SH = self._through_stack(self.encoder, x_SH, cache, row, attend, causal=True, block=sees_later)
+        sees_later = image_SH is not None and self.config.bidirectional_images  # tokens of an image attend to all of it
+        hidden_SH = self._after_cached_text(self.encoder, x_SH, cache, row, attend, causal=True, block=sees_later)
         cache.lengths[row] += len(ids_S)
         return hidden_SH
 
@@ -136,60 +130,37 @@ class DiffusionGemma(nn.Module):
     ) -> Tensor:
         """Return the hidden states [C, H] of a canvas that follows a row of the cache, which is only read.
 
-        `soft_CH` is its self-conditioning; None on the first step.
+        `soft_CH` is the self-conditioning: the expected embedding of every position under the prediction of the
+        previous step. None on the first step.
         """
         x_CH = self.embed(ids_C, self.decoder)
         x_CH = self.self_conditioning.condition(x_CH, torch.zeros_like(x_CH) if soft_CH is None else soft_CH)
-        return self._through_stack(self.decoder, x_CH, cache, row, attend, causal=False)
+        return self._after_cached_text(self.decoder, x_CH, cache, row, attend, causal=False)
 
-    def _through_stack(
+    def _after_cached_text(
         self,
-        stack: Stack,
-        x_SH: Tensor,
+        stack: "Stack",
+        x_TH: Tensor,
         cache: KVCache,
         row: int,
         attend: AttendWithCache,
         causal: bool,
         block: bool = False,
     ) -> Tensor:
-        """Apply a stack to embeddings that follow a row of the cache."""
+        """Apply a stack to embeddings whose positions follow the text in a row of the cache."""
         start = cache.lengths[row]
-        position_S = torch.arange(start, start + len(x_SH), device=x_SH.device)
-        # A layer calls its function with queries, keys and values; all else is known.
-        attends = [
+        position_T = torch.arange(start, start + len(x_TH), device=x_TH.device)
+        # A layer calls its function with queries, keys and values; all else is known here.
+        attend_by_layer = [
             partial(attend, cache=layer_cache, row=row, start=start, causal=causal, block=block)
             for layer_cache in cache.layers
         ]
-        scalars = [scalar.to(x_SH.dtype) for scalar in stack.layer_scalars]
-        hidden_SH, _ = self.through_layers(stack, x_SH, position_S, attends, scalars)
-        return hidden_SH
+        hidden_TH, _ = stack(x_TH, position_T, attend_by_layer)
+        return hidden_TH
 
-    def through_layers(
-        self,
-        stack: Stack,
-        x_TH: Tensor,
-        position_T: Tensor,
-        attends: Sequence[Attend],
-        scalars: Sequence[Tensor],
-        call: Callable[..., tuple[Tensor, Tensor]] = nn.Module.__call__,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Apply the layers and the final norm; return hidden states and each router's scores [T, E].
+    # --- tokens to embeddings, hidden states to logits ----------------------------------------------------------
 
-        `call` runs a layer. Training passes activation checkpointing there.
-        """
-        rotations = {
-            shape: rotation(position_T, frequencies(shape, x_TH.device), x_TH.dtype)
-            for shape in set(self.config.layers)
-        }
-        scores = []
-        for layer, shape, attend, scalar in zip(stack.layers, self.config.layers, attends, scalars, strict=True):
-            x_TH, scores_TE = call(layer, x_TH, attend, rotations[shape], scalar)
-            scores.append(scores_TE)
-        return stack.norm(x_TH), scores
-
-    # --- the vocabulary -----------------------------------------------------------------------------------------
-
-    def embed(self, ids: Tensor, stack: Stack) -> Tensor:
+    def embed(self, ids: Tensor, stack: "Stack") -> Tensor:
         return stack.embed_tokens(ids) * self.embed_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -217,7 +188,7 @@ class DiffusionGemma(nn.Module):
         # Rounded to the working dtype, as in the reference: sqrt(2816) is 53.0 in bfloat16.
         return _rounded(self.config.hidden_size**0.5, self.dtype)
 
-    # --- properties ---------------------------------------------------------------------------------------------
+    # --- properties and checks ----------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
@@ -237,34 +208,126 @@ class DiffusionGemma(nn.Module):
             raise InputError(f"ids must be [at most {len(cache.lengths)}, at least 1], got {list(ids.shape)}")
 
 
+class Stack(nn.Module):
+    """Embedding, layers and final norm of the encoder or the decoder.
+
+    A stack may use the weights of the stack `shared`, except for the output scale of each layer, which is its own.
+    """
+
+    embed_tokens: Embedding
+    layers: nn.ModuleList
+    norm: RMSNorm
+
+    def __init__(self, config: Config, shared: "Stack | None" = None) -> None:
+        super().__init__()
+        self.shapes = config.layers
+        self.embed_tokens = shared.embed_tokens if shared else Embedding(config)
+        self.layers = shared.layers if shared else nn.ModuleList(Layer(config, shape) for shape in config.layers)
+        self.norm = shared.norm if shared else RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layer_scalars = nn.ParameterList(nn.Parameter(torch.empty(1), requires_grad=False) for _ in config.layers)
+
+    def forward(
+        self,
+        x_TH: Tensor,
+        position_T: Tensor,
+        attend_by_layer: Sequence[Attend],
+        scalars: Sequence[Tensor] | None = None,
+        recompute: bool = False,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Apply the layers and the final norm; return hidden states and each router's scores [T, E].
+
+        `scalars` are the output scales of the layers, by default those of this stack. With `recompute`, activations are
+        not kept for the backward pass but computed again in it.
+        """
+        if scalars is None:
+            scalars = [scalar.to(x_TH.dtype) for scalar in self.layer_scalars]
+        rotations = {
+            shape: rotation(position_T, frequencies(shape, x_TH.device), x_TH.dtype) for shape in set(self.shapes)
+        }
+        scores = []
+        for layer, shape, attend, scalar in zip(self.layers, self.shapes, attend_by_layer, scalars, strict=True):
+            inputs = (x_TH, attend, rotations[shape], scalar)
+            x_TH, scores_TE = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
+            scores.append(scores_TE)
+        return self.norm(x_TH), scores
+
+
+class Layer(nn.Module):
+    """Attention, then a dense MLP and a mixture of experts next to each other.
+
+    Modules have the names of the checkpoint: norms with `_1` belong to the dense MLP, those with `_2` to the experts.
+    """
+
+    def __init__(self, config: Config, shape: LayerShape) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        eps = config.rms_norm_eps
+        self.self_attn = Attention(config, shape)
+        self.mlp = GatedMLP(config)
+        self.router = Router(config)
+        self.experts = Experts(config)
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.pre_feedforward_layernorm = RMSNorm(hidden, eps)
+        self.post_feedforward_layernorm_1 = RMSNorm(hidden, eps)
+        self.pre_feedforward_layernorm_2 = RMSNorm(hidden, eps)
+        self.post_feedforward_layernorm_2 = RMSNorm(hidden, eps)
+        self.post_feedforward_layernorm = RMSNorm(hidden, eps)
+
+    def forward(self, x_TH: Tensor, attend: Attend, rotation: Rotation, scalar: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the hidden states [T, H] after this layer, and the router's scores [T, E].
+
+        `scalar` is the layer's output scale, [1] or [T, 1]: it differs between encoder and decoder.
+        """
+        # Attention, between two norms.
+        attended_TH = self.self_attn(self.input_layernorm(x_TH), attend, rotation)
+        x_TH = x_TH + self.post_attention_layernorm(attended_TH)
+
+        # The dense MLP and the experts read the same input, each between two norms of its own. Their outputs are added.
+        # The order of these lines is the order in which the backward pass adds the gradients of x.
+        index_TK, weight_TK, scores_TE = self.router(x_TH)
+        dense_TH = self.mlp(self.pre_feedforward_layernorm(x_TH))
+        sparse_TH = self.experts(self.pre_feedforward_layernorm_2(x_TH), index_TK, weight_TK)
+        both_TH = self.post_feedforward_layernorm_1(dense_TH) + self.post_feedforward_layernorm_2(sparse_TH)
+        x_TH = x_TH + self.post_feedforward_layernorm(both_TH)
+        return x_TH * scalar, scores_TE
+
+
+class Attention(nn.Module):
+    """Attention with grouped queries. The caller passes the function that decides which tokens attend to which."""
+
+    def __init__(self, config: Config, shape: LayerShape) -> None:
+        super().__init__()
+        self.dim = shape.head_dim
+        self.eps = config.rms_norm_eps
+        query_size = config.num_attention_heads * shape.head_dim
+        key_size = shape.kv_heads * shape.head_dim
+        self.q_proj = Linear(config.hidden_size, query_size)
+        self.k_proj = Linear(config.hidden_size, key_size)
+        self.v_proj = Linear(config.hidden_size, key_size) if shape.sliding else None
+        self.o_proj = Linear(query_size, config.hidden_size)
+        self.q_norm = RMSNorm(shape.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(shape.head_dim, config.rms_norm_eps)
+
+    def forward(self, x_TH: Tensor, attend: Attend, rotation: Rotation) -> Tensor:
+        q_TND = self.q_proj(x_TH).unflatten(-1, (-1, self.dim))  # [T, H] -> [T, N * D] -> [T, N, D]
+        k_TMD = self.k_proj(x_TH).unflatten(-1, (-1, self.dim))
+        # In a global layer key and value are one projection; only norm and rotation differ.
+        v_TMD = k_TMD if self.v_proj is None else self.v_proj(x_TH).unflatten(-1, (-1, self.dim))
+
+        q_TND = rotate(self.q_norm(q_TND), *rotation)
+        k_TMD = rotate(self.k_norm(k_TMD), *rotation)
+        v_TMD = rms_norm(v_TMD, None, self.eps)
+        out_TND = attend(q_TND, k_TMD, v_TMD)
+        return self.o_proj(out_TND.flatten(1))  # [T, N, D] -> [T, N * D] -> [T, H]
+
+
+def softcapped_logits(hidden: Tensor, head_VH: Tensor, softcap: float) -> Tensor:
+    return softcap * torch.tanh(F.linear(hidden, head_VH).float() / softcap)
+
+
 def _rounded(value: float, dtype: torch.dtype) -> float:
     """Return a number as a dtype stores it, without a tensor, so that torch.compile sees a constant."""
     mantissa, exponent = math.frexp(value)
     steps = 2 / torch.finfo(dtype).eps
     return math.ldexp(round(mantissa * steps) / steps, exponent)
-
-
-def _segments(ids_S: Tensor, image_token: int | None) -> Iterator[tuple[Tensor, bool]]:
-    """Split text into runs of image tokens and the text between them; yield each run, and whether it is an image."""
-    if image_token is None:
-        if len(ids_S):
-            yield ids_S, False
-        return
-    is_image_S = ids_S == image_token
-    borders = (is_image_S[1:] != is_image_S[:-1]).nonzero().flatten() + 1
-    for run_S in torch.tensor_split(ids_S, borders.cpu()):
-        if len(run_S):
-            yield run_S, bool(run_S[0] == image_token)
-
-
-def _check_images(images: Sequence[Tensor], runs: Sequence[Tensor]) -> None:
-    """Check that there is one image for each run of image tokens, of the same length."""
-    if [len(image) for image in images] != [len(run) for run in runs]:
-        raise InputError(
-            f"the ids have runs of {[len(run) for run in runs]} image tokens, but the images have "
-            f"{[len(image) for image in images]} soft tokens; give one image for each run, in order"
-        )
-
-
-def softcapped_logits(hidden: Tensor, head_VH: Tensor, softcap: float) -> Tensor:
-    return softcap * torch.tanh(F.linear(hidden, head_VH).float() / softcap)

@@ -137,15 +137,12 @@ class Objective(nn.Module):
         canvas_RH = model.self_conditioning.condition(embedded_KCH.flatten(0, 1), soft_KCH.flatten(0, 1))
         x_TH = torch.cat([text_SH, canvas_RH])
         position_T = send(torch.from_numpy(layout.position_T), device)
-        call: Callable[..., Any] = nn.Module.__call__
-        if self.checkpoint_activations and torch.is_grad_enabled():
-            call = partial(checkpoint, use_reentrant=False)
         encoder_L1, decoder_L1 = (torch.stack(tuple(s.layer_scalars)) for s in (model.encoder, model.decoder))
         is_text_T = torch.arange(len(x_TH), device=device) < len(text_SH)
         scalars_LT1 = torch.where(is_text_T, encoder_L1, decoder_L1).to(x_TH.dtype)[..., None]
-        out_TH, scores = model.through_layers(
-            model.decoder, x_TH, position_T, self._attends(layout, device), list(scalars_LT1), call
-        )
+        recompute = self.checkpoint_activations and torch.is_grad_enabled()
+        attends = self._attends(layout, device)
+        out_TH, scores = model.decoder(x_TH, position_T, attends, scalars=list(scalars_LT1), recompute=recompute)
         return out_TH[: len(text_SH)], out_TH[len(text_SH) :].view(embedded_KCH.shape), scores
 
     def _attends(self, layout: Layout, device: torch.device) -> list[Attend]:

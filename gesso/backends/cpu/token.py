@@ -19,10 +19,9 @@ from gesso.backends.cpu.kernels.stages import STAGE_BYTES
 from gesso.backends.cpu.products import PackedMatrix
 from gesso.model.cache import KVCache
 from gesso.model.config import Config
-from gesso.model.experts import runs_all
-from gesso.model.layer import Layer
+from gesso.model.few_experts import runs_all
 from gesso.model.rope import frequencies, rotation
-from gesso.model.transformer import DiffusionGemma
+from gesso.model.transformer import DiffusionGemma, Layer
 
 LANES = 16
 

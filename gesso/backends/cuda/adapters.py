@@ -19,7 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gesso.adapters.lora import AdaptedExperts, AdaptedLinear, Adapters, Lora, attached
+from gesso.adapters.lora import AdaptedExperts, AdaptedLinear, Adapters, Lora
+from gesso.adapters.sites import attached
 from gesso.backends.cuda.activations import alike, matrix
 from gesso.backends.cuda.experts import kernels_fit
 from gesso.backends.cuda.kernels.experts_four_bit import depth
@@ -27,10 +28,9 @@ from gesso.backends.cuda.kernels.four_bit import FOUR_BIT, interleaved
 from gesso.backends.cuda.pass_adapters import Pair
 from gesso.checkpoint.quantize.packed import Packed, Weight
 from gesso.errors import InputError
-from gesso.model.experts import runs_all
-from gesso.model.layer import Layer
+from gesso.model.few_experts import runs_all
 from gesso.model.modules import Linear
-from gesso.model.transformer import DiffusionGemma
+from gesso.model.transformer import DiffusionGemma, Layer
 
 MIN_RANK = 16  # inputs of the smallest product of the tensor cores
 

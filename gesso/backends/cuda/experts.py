@@ -16,7 +16,8 @@ from gesso.backends.cuda.kernels.low_rank import Factors
 from gesso.backends.cuda.linear import linear, low_rank, product
 from gesso.backends.cuda.pass_adapters import NO_ADAPTERS, PassAdapters, active
 from gesso.checkpoint.quantize.packed import Packed
-from gesso.model.experts import Experts, Router, route, runs_all
+from gesso.model.experts import Experts, Router, route
+from gesso.model.few_experts import runs_all
 from gesso.model.modules import gated_gelu
 
 FOUR_BIT_TILES = (128, 64)  # most inputs of a tile of four-bit weights, in the two products of an expert

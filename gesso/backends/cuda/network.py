@@ -1,7 +1,7 @@
 """The network with fused kernels: all pieces of a pass together, with the weights of the plain model.
 
-`gesso/model/layer.py` is the specification of `run_layer`. Norms are fused into the kernels before them, which also
-convert their output to the activation format of the next product.
+`Layer` in `gesso/model/transformer.py` is the specification of `run_layer`. Norms are fused into the kernels before
+them, which also convert their output to the activation format of the next product.
 
 T tokens of all pieces, S tokens of one piece, H hidden, D head dim, L layers.
 """
@@ -37,12 +37,10 @@ from gesso.backends.cuda.plain_attention import plain_attends
 from gesso.backends.cuda.side_stream import SideStream
 from gesso.backends.cuda.streaming import ExpertStream
 from gesso.diffusion.hash import send
-from gesso.model.attention import Attention
 from gesso.model.cache import KVCache
-from gesso.model.layer import Layer
 from gesso.model.modules import GatedMLP
 from gesso.model.rope import Rotation, frequencies
-from gesso.model.transformer import DiffusionGemma, Stack
+from gesso.model.transformer import Attention, DiffusionGemma, Layer, Stack
 
 
 class Plan:

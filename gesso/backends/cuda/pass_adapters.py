@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from gesso.adapters.lora import AdaptedExperts, AdaptedLinear, Adapters, kept_active, switch
+from gesso.adapters.lora import AdaptedExperts, AdaptedLinear, Adapters
+from gesso.adapters.sites import kept_active, switch
 from gesso.backends.cuda.kernels.low_rank import Factors
 
 Pair = tuple[Tensor, Tensor]  # the factors a_SECI and b_SEOL of one launch

@@ -1,6 +1,6 @@
 """One token through all layers, in one kernel: threads meet between stages only.
 
-`gesso/model/layer.py` is the specification, and `table.py` has the fields of a layer.
+`Layer` in `gesso/model/transformer.py` is the specification, and `table.py` has the fields of a layer.
 """
 
 from numba import njit, types
