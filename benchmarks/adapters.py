@@ -15,7 +15,7 @@ from rich.table import Table
 from benchmarks.arguments import add_model_options, add_rules, model_options, parser_of, rules_of, run
 from gesso import adapters, loading
 from gesso.adapters import LoraSettings
-from gesso.adapters.lora import adapter_sites
+from gesso.adapters.sites import adapter_sites
 from gesso.bench.model import RULES, USUAL, check_rules, measure_batch, sizes_in
 from gesso.cli.terminal import print_json, print_styled
 

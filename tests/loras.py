@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 import gesso
 from gesso import adapters
 from gesso.adapters.files import WEIGHTS
-from gesso.adapters.lora import adapter_sites
+from gesso.adapters.sites import adapter_sites
 
 SETTINGS = adapters.LoraSettings(rank=2, targets=tuple(adapters.TARGETS))
 

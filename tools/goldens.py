@@ -359,7 +359,7 @@ def make_adapter(directory: Path) -> Path:
 
     import gesso
     from gesso import adapters
-    from gesso.adapters.lora import adapter_sites
+    from gesso.adapters.sites import adapter_sites
 
     model = gesso.load(device="cpu").model
     settings = adapters.LoraSettings(rank=2, targets=tuple(adapters.TARGETS))

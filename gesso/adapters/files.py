@@ -26,17 +26,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gesso.adapters.attach import (
-    LoraSettings,
-    StoredAdapter,
-    activate,
-    attach,
-    check_known,
-    check_new,
-    groups_of,
-    train_only,
-)
-from gesso.adapters.lora import Lora, adaptable_weights, adapter_sites
+from gesso.adapters.attach import StoredAdapter, activate, attach, check_known, check_new, train_only
+from gesso.adapters.lora import Lora
+from gesso.adapters.settings import LoraSettings, groups_of
+from gesso.adapters.sites import adaptable_weights, adapter_sites
 from gesso.checkpoint.parameters import checkpoint_name, is_vision
 from gesso.checkpoint.quantize.packed import Weight
 from gesso.checkpoint.write import whole

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gesso.adapters.attach import StoredAdapter, fold
 from gesso.adapters.files import read
-from gesso.adapters.lora import adaptable_weights
+from gesso.adapters.sites import adaptable_weights
 from gesso.checkpoint import write
 from gesso.checkpoint.card import MERGE, RECIPE, Merge
 from gesso.checkpoint.find import find, find_directory, hub_base

@@ -6,7 +6,7 @@ from transformers import DiffusionGemmaForBlockDiffusion
 
 from gesso import adapters
 from gesso.adapters import TARGETS, LoraSettings
-from gesso.adapters.lora import attached
+from gesso.adapters.sites import attached
 from gesso.checkpoint import write
 from gesso.checkpoint.load import load as load_weights
 from gesso.checkpoint.source import open_source

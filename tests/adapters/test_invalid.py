@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from gesso import adapters
 from gesso.adapters import LoraSettings, files
-from gesso.adapters.lora import attached
+from gesso.adapters.sites import attached
 from gesso.checkpoint import write
 from gesso.errors import CheckpointError, InputError
 from tests.adapters.test_adapters import ALL, SETTINGS, TIED

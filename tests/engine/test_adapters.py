@@ -10,7 +10,7 @@ import torch
 import gesso
 from gesso import adapters
 from gesso.adapters.files import CONFIG
-from gesso.adapters.lora import adapter_sites
+from gesso.adapters.sites import adapter_sites
 from gesso.backends.torch import TorchBackend
 from gesso.engine.engine import Engine
 from gesso.engine.events import Commit

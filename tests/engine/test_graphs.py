@@ -10,7 +10,8 @@ import weakref
 import pytest
 
 from examples.samplers import rules
-from gesso.adapters.lora import Lora, make_adaptable
+from gesso.adapters.lora import Lora
+from gesso.adapters.sites import make_adaptable
 from gesso.backends.cuda import CudaBackend
 from gesso.backends.cuda.graphs import shape_of
 from gesso.engine.engine import Engine

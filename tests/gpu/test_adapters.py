@@ -10,7 +10,7 @@ import torch
 
 from gesso import adapters
 from gesso.adapters import LoraSettings
-from gesso.adapters.lora import adapter_sites
+from gesso.adapters.sites import adapter_sites
 from gesso.backends.base import Piece
 from gesso.backends.cuda import CudaBackend
 from gesso.backends.torch import TorchBackend

@@ -19,7 +19,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from gesso.adapters.lora import Lora, adapter_sites, make_adaptable, weight_of
+from gesso.adapters.lora import Lora
+from gesso.adapters.sites import adapter_sites, make_adaptable, weight_of
 from gesso.backends.base import Piece
 from gesso.backends.cuda import CudaPasses, side_stream
 from gesso.backends.cuda.families import Family

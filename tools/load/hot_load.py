@@ -25,7 +25,7 @@ import typer
 from gesso import adapters
 from gesso.adapters import LoraSettings
 from gesso.adapters.files import WEIGHTS
-from gesso.adapters.lora import adapter_sites
+from gesso.adapters.sites import adapter_sites
 from gesso.bench.serve import exchange, headers, memory, percentile
 from gesso.bench.server import address, running_server
 from gesso.checkpoint.parameters import empty_model

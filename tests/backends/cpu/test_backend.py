@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gesso import adapters, backends
-from gesso.adapters.lora import Lora, adaptable_weights, adapter_sites, make_adaptable
+from gesso.adapters.lora import Lora
+from gesso.adapters.sites import adaptable_weights, adapter_sites, make_adaptable
 from gesso.backends import cpu
 from gesso.backends.base import Backend, Piece
 from gesso.backends.torch import TorchBackend

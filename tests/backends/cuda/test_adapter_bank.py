@@ -9,8 +9,8 @@ pytest.importorskip("triton")
 
 from gesso import adapters  # noqa: E402
 from gesso.adapters import LoraSettings  # noqa: E402
-from gesso.adapters.attach import split_encoder  # noqa: E402
-from gesso.adapters.lora import adapter_sites  # noqa: E402
+from gesso.adapters.sites import adapter_sites  # noqa: E402
+from gesso.adapters.tied import split_encoder  # noqa: E402
 from gesso.backends.base import Piece  # noqa: E402
 from gesso.backends.cuda import CudaBackend, network  # noqa: E402
 from gesso.backends.cuda.adapters import AdapterBank, Site  # noqa: E402

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gesso import adapters
-from gesso.adapters.attach import split_encoder
+from gesso.adapters.tied import split_encoder
 from gesso.errors import InputError
 from gesso.train.recipe import load as load_recipe
 from gesso.train.run import train
