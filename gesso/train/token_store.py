@@ -1,7 +1,11 @@
 """The rows of a dataset in temporary files: their tokens, four bytes each, and their images.
 
-Memory holds two numbers per row. A stored row is three counts (responses that are context only, spans, images), the
-spans, the number and the place of each image, and the tokens.
+Memory holds two numbers per row: where it starts in the file, and its length in tokens. In the file a row is
+
+    file, line, context_only, number of spans, number of images        5 values of 4 bytes
+    start and end of each span                                          2 values per span
+    start and number of each image                                      2 values per image
+    the tokens
 """
 
 import tempfile
@@ -19,7 +23,7 @@ from gesso.train.image_store import ImageStore
 from gesso.train.reading import TrainingRow
 from gesso.train.rows import Span
 
-COUNTS = 3
+HEADER = 5  # values before the spans
 VALUE_BYTES = 4
 
 Values = npt.NDArray[np.int32]
@@ -27,6 +31,8 @@ Values = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRow:
+    file: int  # index of the data file
+    line: int  # in that file
     tokens: tuple[int, ...]
     spans: tuple[Span, ...]
     context_only: int
@@ -55,11 +61,11 @@ class TokenStore:
         """The lengths of all rows in tokens."""
         return self._lengths
 
-    def append(self, row: TrainingRow) -> None:
-        numbers = [self.images.add(image) for image in row.images]
-        values = array("i", (row.context_only, len(row.spans), len(row.images)))
+    def append(self, row: TrainingRow, file: int, line: int) -> None:
+        image_numbers = [self.images.add(image) for image in row.images]
+        values = array("i", (file, line, row.context_only, len(row.spans), len(row.images)))
         values.extend(chain.from_iterable(row.spans))
-        values.extend(chain.from_iterable(zip(row.starts, numbers, strict=True)))
+        values.extend(chain.from_iterable(zip(row.starts, image_numbers, strict=True)))
         values.extend(row.tokens)
         try:
             offset = self._file.tell()
@@ -81,40 +87,51 @@ class TokenStore:
         self._file.close()
 
     def load(self, row: int) -> StoredRow:
-        record = self._record(row)
+        parts = self._parts(row)
         return StoredRow(
-            tokens=tuple(record.tokens.tolist()),
-            spans=tuple((start, end) for start, end in record.spans.tolist()),
-            context_only=record.context_only,
-            images=tuple(self.images.get(number) for _, number in record.images.tolist()),
-            image_starts=tuple(start for start, _ in record.images.tolist()),
+            file=parts.file,
+            line=parts.line,
+            tokens=tuple(parts.tokens.tolist()),
+            spans=tuple((start, end) for start, end in parts.spans.tolist()),
+            context_only=parts.context_only,
+            images=tuple(self.images.get(number) for _, number in parts.images.tolist()),
+            image_starts=tuple(start for start, _ in parts.images.tolist()),
         )
 
     def tokens(self, row: int) -> Values:
         """Return the tokens of a row without copying them."""
-        return self._record(row).tokens
+        return self._parts(row).tokens
 
-    def _record(self, row: int) -> "_Record":
+    def origin(self, row: int) -> tuple[int, int]:
+        """Return the index of a row's file, and its line."""
+        parts = self._parts(row)
+        return parts.file, parts.line
+
+    def _parts(self, row: int) -> "_Parts":
         """Return the parts of a stored row without copying them."""
-        rest = self._values[self._offsets[row] :]
-        context_only, spans, images = rest[:COUNTS].tolist()
-        span_values, rest = np.split(rest[COUNTS:], [2 * spans])
-        image_values, rest = np.split(rest, [2 * images])
-        return _Record(
+        values = self._values[self._offsets[row] :]
+        file, line, context_only, spans, images = values[:HEADER].tolist()
+        images_at = HEADER + 2 * spans
+        tokens_at = images_at + 2 * images
+        return _Parts(
+            file=file,
+            line=line,
             context_only=context_only,
-            spans=span_values.reshape(-1, 2),
-            images=image_values.reshape(-1, 2),
-            tokens=rest[: self._lengths[row]],
+            spans=values[HEADER:images_at].reshape(-1, 2),
+            images=values[images_at:tokens_at].reshape(-1, 2),
+            tokens=values[tokens_at : tokens_at + self._lengths[row]],
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Record:
-    """The parts of a stored row, as views of the file."""
+class _Parts:
+    """The parts of a stored row. Arrays are views of the file."""
 
+    file: int
+    line: int
     context_only: int
     spans: Values  # [spans, 2], start and end
-    images: Values  # [images, 2], place and number in the image store
+    images: Values  # [images, 2], start in the tokens and number in the image store
     tokens: Values
 
 
