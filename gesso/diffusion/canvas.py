@@ -1,4 +1,14 @@
-"""A canvas and its denoising step. A step makes a new canvas, so any of them can be kept and resumed.
+"""A canvas, and the denoising step that changes it.
+
+A canvas is a block of tokens that are written together. It starts as random tokens (`Process.blank`). A denoising step
+(`Process.advance`) takes the network's prediction for all of its positions and returns the next canvas:
+
+1. Pinned positions, whose token is given, keep it.
+2. The sampler accepts the predicted token at some positions. All others get new random tokens.
+3. The first tokens of the canvas are settled, which means pinned, once they no longer change (`settling.py`).
+4. The stopping rule decides whether the canvas is done.
+
+Canvases are immutable: a step makes a new one, so any of them can be kept and resumed.
 
 B canvases, C positions, H hidden, V vocabulary, E end-of-text tokens.
 """
@@ -16,6 +26,7 @@ from gesso.diffusion.noise import Draws, NoiseSource, TokenDraws
 from gesso.diffusion.prediction import Prediction
 from gesso.diffusion.samplers import sampler_of
 from gesso.diffusion.schedule import temperature
+from gesso.diffusion.settling import newly_settled, steady_steps
 from gesso.diffusion.stopping import stopping_of
 from gesso.diffusion.truncation import draw_within
 from gesso.rules import Need
@@ -28,18 +39,23 @@ S = TypeVar("S", "Canvas", "State[Tensor]")
 
 @dataclass(frozen=True)
 class State(Generic[N]):
-    """The state that a denoising step changes: of one canvas, or of several with the same length and settings.
+    """What a denoising step reads and changes, for the `Canvas` of one request.
 
-    With several, every tensor has a leading dimension B, and index and step are tensors [B] that the host does not
-    read. A denoising step works on the last dimension, so it is the same code for both.
+    A backend may step several canvases of one length together. Every tensor then has a leading dimension B, and index
+    and step are tensors [B] that the host does not read. The step works on the last dimension, so its code is the same.
     """
 
-    index: N  # number of the canvas in the text
+    # Which canvas this is.
+    index: N  # its number in the text
     attempt: int  # 1 if the canvas is drawn again, with other random numbers
+
+    # What the network reads in the next step.
     tokens_C: Tensor
     pin_C: Tensor  # the token a position must hold, or FREE
     step: N  # steps taken
     soft_CH: Tensor | None = None  # self-conditioning for the next step
+
+    # What earlier steps did.
     history: tuple[Prediction, ...] = ()
     accepted_C: Tensor | None = None  # positions that took a predicted token in the last step
     steady_C: Tensor | None = None  # successive steps in which a position took the same token, its most probable one
@@ -74,15 +90,21 @@ class Process:
     eos: frozenset[int]
     device: torch.device
 
+    # --- the first canvas ---------------------------------------------------------------------------------------
+
     def blank(self, index: int, length: int, pins: Mapping[int, int], attempt: int = 0) -> Canvas:
-        """Return a canvas of noise, with its pins in place."""
+        """Return a canvas of random tokens, with its pins in place."""
         pin_C = torch.full((length,), FREE, device=self.device)
         for position, token in pins.items():
             pin_C[position] = token
-        if self.settings.token_by_token:  # the network does not read it
-            return Canvas(index, attempt, torch.zeros_like(pin_C), pin_C, 0)
-        noise_C = self._draws(index, attempt, step=0).tokens(length, self.vocab_size)
-        return Canvas(index, attempt, torch.where(pin_C == FREE, noise_C, pin_C), pin_C, 0)
+        if self.settings.token_by_token:  # the network does not read the canvas
+            tokens_C = torch.zeros_like(pin_C)
+        else:
+            noise_C = self._draws(index, attempt, step=0).tokens(length, self.vocab_size)
+            tokens_C = torch.where(pin_C == FREE, noise_C, pin_C)
+        return Canvas(index=index, attempt=attempt, tokens_C=tokens_C, pin_C=pin_C, step=0)
+
+    # --- before the step: from logits to a prediction -----------------------------------------------------------
 
     def temperature(self, canvas: Canvas) -> float:
         """Return the temperature of the step that the canvas is about to take."""
@@ -91,12 +113,13 @@ class Process:
     def draws(self, canvas: State[N]) -> Draws:
         """Return the random numbers of the step that the canvas is about to take."""
         if self.settings.verified:
-            # By the number of a token, as if each were a canvas of its own. The first position of a canvas is known.
             assert isinstance(self.seed, int) and isinstance(canvas.index, int)
-            first, length = canvas.index, len(canvas.tokens_C) // 2
-            numbers = [max(first, first + i - 1) for i in range(length)] + [first + i for i in range(length)]
-            return TokenDraws(self.source, self.seed, numbers, self.device)
+            length = len(canvas.tokens_C) // 2
+            return TokenDraws.of_verified(self.source, self.seed, canvas.index, length, self.device)
         return self._draws(canvas.index, canvas.attempt, canvas.step + 1)
+
+    def _draws(self, index: N, attempt: int, step: N) -> Draws:
+        return self.source.at(self.seed, index + (attempt << 24), step, self.device)
 
     def candidates(self, canvas: Canvas, logits_CV: Tensor) -> Tensor:
         """Return one token [C] drawn from each position's distribution, within top_k, top_p and min_p."""
@@ -105,31 +128,27 @@ class Process:
             return draw_within(self.settings, logits_CV, draws)
         return draws.candidates(logits_CV)
 
+    # --- the step -----------------------------------------------------------------------------------------------
+
     def advance(self, canvas: Canvas, prediction: Prediction) -> Canvas:
         """Take one denoising step, and apply the stopping rule."""
         advanced = self.evolve(canvas, prediction)
         judged_C = self.judged(advanced)
         converged = not judged_C.any() or bool(self._stops(advanced, judged_C))
         # Logits are for the rules of this step only: a history of them would take gigabytes.
-        *earlier, now = advanced.history
-        history = (*earlier, replace(now, logits_CV=None))
+        *earlier, latest = advanced.history
+        history = (*earlier, replace(latest, logits_CV=None))
         return replace(advanced, history=history, reason=self.reason(converged, advanced.step))
 
-    def reason(self, converged: bool, step: int) -> str | None:
-        """Return why a canvas is done after this step, or None if it is not."""
-        return "converged" if converged else "steps" if step == self.settings.steps else None
-
     def evolve(self, canvas: S, prediction: Prediction) -> S:
-        """Keep the pins, sample, renoise and settle.
+        """Take one denoising step without the stopping rule: keep the pins, sample, renoise and settle.
 
         With the default source and a built-in sampler, this and `converged` read nothing on the host. They can be
         captured in a graph, for several canvases at a time.
         """
         remaining = self.settings.steps - canvas.step
-        pinned_C = canvas.pin_C != FREE
-        prediction = replace(_with_pins(prediction, canvas.pin_C), remaining=remaining)
         sampler = sampler_of(self.settings)
-        moment = StepContext(
+        context = StepContext(
             settings=self.settings,
             remaining=remaining,
             vocab_size=self.vocab_size,
@@ -137,23 +156,51 @@ class Process:
             history=_last(canvas.history, sampler.memory),
             accepted_C=canvas.accepted_C,
         )
+        prediction = replace(_with_pins(prediction, canvas.pin_C), remaining=remaining)
         if self.is_greedy:
-            # The noise also serves as random number: a position takes its candidate or its noise, never both.
-            greedy_C = moment.noise(prediction.argmax_C) < self.greedy_below
-            candidate_C = torch.where(greedy_C, prediction.argmax_C, prediction.candidate_C)
-            prediction = replace(prediction, candidate_C=candidate_C)
+            prediction = self._with_argmax_for_some(prediction, context)
         if self.settings.token_by_token:  # the text is the draw
             prediction = replace(prediction, argmax_C=prediction.candidate_C)
-        next_C, accepted_C = sampler(canvas.tokens_C, prediction, moment)
+
+        sampled_C, accepted_C = sampler(canvas.tokens_C, prediction, context)
+
         advanced = replace(
             canvas,
-            tokens_C=torch.where(pinned_C, canvas.pin_C, next_C),
+            tokens_C=torch.where(canvas.pin_C != FREE, canvas.pin_C, sampled_C),
             step=canvas.step + 1,
             soft_CH=prediction.soft_CH,
             history=(*canvas.history, replace(prediction, soft_CH=None)),
             accepted_C=accepted_C,
         )
-        return _settle(canvas, advanced, self.settings) if self.settles else advanced
+        return self._settled(canvas, advanced) if self.settles else advanced
+
+    def _with_argmax_for_some(self, prediction: Prediction, context: StepContext) -> Prediction:
+        """Replace the drawn token by the most probable one at a random part of the positions.
+
+        The noise also serves as random number: a position takes its candidate or its noise, never both.
+        """
+        greedy_C = context.noise(prediction.argmax_C) < self.greedy_below
+        return replace(prediction, candidate_C=torch.where(greedy_C, prediction.argmax_C, prediction.candidate_C))
+
+    def _settled(self, before: S, after: S) -> S:
+        """Pin the prefix in which every position has taken the same token for `settle` steps.
+
+        A step counts only if the position's entropy was below `confidence`, the bound for whole canvases. Without that
+        condition, one answer in forty of our own small model came out worse.
+        """
+        assert after.accepted_C is not None
+        token_C = after.result_C
+        sure_C = after.accepted_C & (after.history[-1].entropy_C < self.settings.confidence)
+        steady_C = steady_steps(before.tokens_C, before.steady_C, after.tokens_C, token_C, sure_C)
+        newly_C = newly_settled(after.pin_C == FREE, steady_C, self.settings.settle)
+        return replace(
+            after,
+            pin_C=torch.where(newly_C, token_C, after.pin_C),
+            steady_C=steady_C,
+            settled_C=newly_C if before.settled_C is None else before.settled_C | newly_C,
+        )
+
+    # --- the end ------------------------------------------------------------------------------------------------
 
     def judged(self, canvas: State[N]) -> Tensor:
         """Return the positions that the stopping rule considers."""
@@ -174,22 +221,31 @@ class Process:
         stopping = stopping_of(self.settings)
         return stopping(_last(canvas.history, 1 + stopping.memory), judged_C, self.settings)
 
+    def reason(self, converged: bool, step: int) -> str | None:
+        """Return why a canvas is done after this step, or None if it is not."""
+        if converged:
+            return "converged"
+        return "steps" if step == self.settings.steps else None
+
+    # --- what sampler and stopping rule read --------------------------------------------------------------------
+
     @cached_property
     def needs(self) -> frozenset[Need]:
-        """The fields of a prediction that sampler and stopping rule read in addition to the usual ones."""
+        """The fields of a prediction that they read in addition to the usual ones."""
         return sampler_of(self.settings).needs | stopping_of(self.settings).needs
 
     @cached_property
     def memory(self) -> int:
-        """The number of earlier predictions that sampler and stopping rule read."""
+        """The number of earlier predictions that they read."""
         return max(sampler_of(self.settings).memory, stopping_of(self.settings).memory)
 
     @cached_property
     def reads_host(self) -> bool:
-        """Whether sampler or stopping rule read values on the host, so that no captured pass can apply them."""
+        """Whether they read values on the host, so that no captured pass can apply them."""
         return sampler_of(self.settings).reads_host or stopping_of(self.settings).reads_host
 
-    # Of several canvases, these may be tensors: see `gesso/backends/cuda/slots.py`.
+    # --- settings that are tensors for several canvases: see `gesso/backends/cuda/slots.py` ------------------------
+
     @property
     def is_greedy(self) -> bool:
         return self.settings.greed > 0
@@ -206,9 +262,6 @@ class Process:
     @cached_property
     def eos_E(self) -> Tensor:
         return torch.tensor(sorted(self.eos), device=self.device)
-
-    def _draws(self, index: N, attempt: int, step: N) -> Draws:
-        return self.source.at(self.seed, index + (attempt << 24), step, self.device)
 
 
 def _last(history: Sequence[Prediction], count: int) -> Sequence[Prediction]:
@@ -228,31 +281,6 @@ def _with_pins(prediction: Prediction, pin_C: Tensor) -> Prediction:
         likely_CK=None,
         likely_logit_CK=None,
     )
-
-
-def _settle(before: S, after: S, settings: Diffusion) -> S:
-    """Pin the prefix in which every position has taken the same token for `settle` steps.
-
-    A step counts only if the position's entropy was below `confidence`, the bound for whole canvases. Without that
-    condition, one answer in forty of our own small model came out worse.
-
-    From then on the network sees these tokens as certain, and a stream may show them. Whether anyone watches the stream
-    does not matter, so the text is the same either way.
-    """
-    assert after.accepted_C is not None
-    token_C = after.result_C
-    sure_C = after.history[-1].entropy_C < settings.confidence
-    took_C = after.accepted_C & sure_C & (after.tokens_C == token_C)
-    if before.steady_C is None:
-        steady_C = took_C.long()
-    else:
-        same_C = (before.steady_C > 0) & (before.tokens_C == token_C)
-        steady_C = torch.where(took_C, torch.where(same_C, before.steady_C, 0) + 1, 0)
-    free_C = after.pin_C == FREE
-    prefix_C = (~free_C | (steady_C >= settings.settle)).cumprod(-1).bool()
-    newly_C = prefix_C & free_C
-    settled_C = newly_C if before.settled_C is None else before.settled_C | newly_C
-    return replace(after, pin_C=torch.where(newly_C, token_C, after.pin_C), steady_C=steady_C, settled_C=settled_C)
 
 
 def after_first(tokens_C: Tensor, eos_E: Tensor) -> Tensor:

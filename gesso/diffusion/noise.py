@@ -82,6 +82,16 @@ class TokenDraws:
     numbers: Sequence[int]
     device: torch.device
 
+    @staticmethod
+    def of_verified(source: NoiseSource, seed: int, first: int, length: int, device: torch.device) -> "TokenDraws":
+        """Return the draws of verified decoding: for the drafts of the canvas, and then for the text to verify.
+
+        A token and its draft have the same number, and so the same random numbers. The first position of the canvas is
+        the known token before number `first`, whose draw is not used.
+        """
+        drafted = [first, *range(first, first + length - 1)]
+        return TokenDraws(source, seed, [*drafted, *range(first, first + length)], device)
+
     def tokens(self, length: int, vocab_size: int) -> Tensor:
         return self._of_each(lambda draws: draws.tokens(1, vocab_size))
 
