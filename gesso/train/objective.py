@@ -1,12 +1,14 @@
 """The training objective: denoise a canvas, and predict the next token.
 
-The decoder loss is plain cross-entropy to the clean token over *all* positions of the chosen canvases, corrupted or
-not, without a 1/t weight. The encoder loss is next-token cross-entropy over the responses. Both are means per example.
-A canvas attends to the clean text before it, through the layers' keys and values, and to itself. The texts and canvases
-of all examples run through the network as one sequence (`layout.py`).
+1. Text and noisy canvases become embeddings. Some canvases first get passes without gradient, as the steps of a run do
+   (`first_passes.py`).
+2. Texts and canvases of all examples run through the network once, as one sequence (`layout.py`). Text attends
+   causally, as in the encoder. A canvas attends to the clean text before it and to all of itself, as in the decoder.
+3. The decoder loss is plain cross-entropy to the clean token over *all* positions of the canvases, corrupted or not,
+   without a 1/t weight. The encoder loss is next-token cross-entropy over the responses. Both are means per example.
 
 B examples, S text of all examples, K canvases of all examples, C canvas, T = S + K·C, H hidden, V vocabulary, E
-experts, R rows of a chunk, or some canvases or tokens.
+experts, L layers, R rows of a chunk, or some tokens.
 """
 
 import warnings
@@ -15,23 +17,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gesso.diffusion.hash import send
-from gesso.diffusion.moment import lowest_within
 from gesso.errors import InputError
 from gesso.model.attention import Attend
 from gesso.model.experts import chosen
 from gesso.model.transformer import DiffusionGemma
 from gesso.train.attention import FUSED_DIM, block_attention, compiled_attention, tile_mask
-from gesso.train.batch import Batch, Corruption, NextStep
+from gesso.train.batch import Batch, Corruption
 from gesso.train.blocks import attention_groups
+from gesso.train.first_passes import first_passes
 from gesso.train.head import chunk_loss, chunk_rows, token_losses
-from gesso.train.layout import Ints, Layout
-from gesso.train.processes import in_any_process
+from gesso.train.layout import Layout
 from gesso.train.recipe import ObjectiveSettings
 from gesso.train.seeing import Seeing
 
@@ -44,16 +44,6 @@ class Losses:
     decoder_B: Tensor
     encoder_B: Tensor
     balance: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """A pass without gradient over R canvases, which conditions the next pass over them."""
-
-    canvas_R: Tensor  # their indices in the batch
-    before_RC: Tensor  # their tokens
-    hidden_RCH: Tensor
-    expected_RCH: Tensor  # mean embeddings under the predictions
 
 
 class Objective(nn.Module):
@@ -83,29 +73,16 @@ class Objective(nn.Module):
         self.mean_embedding = model.expected_embedding
 
     def forward(self, batch: Batch, corruption: Corruption) -> Losses:
-        prompt_SH = self.embed_text(batch)
-        soft_KCH, shown_KC = self._condition(batch, prompt_SH, corruption)
-        noisy_KCH = self.embed(shown_KC)
-        text_SH, canvas_KCH, scores = self.hidden(batch.layout, prompt_SH, noisy_KCH, soft_KCH)
+        text_SH = self.embed_text(batch)
+        soft_KCH, shown_KC = first_passes(self, batch, text_SH, corruption)
+        shown_KCH = self.embed(shown_KC)
+        text_SH, canvas_KCH, scores = self.hidden(batch.layout, text_SH, shown_KCH, soft_KCH)
+
         decoder_B = self._decoder_loss(batch, corruption, canvas_KCH)
         encoder_B = self._encoder_loss(batch, text_SH)
         balance = self._balance(scores, batch) if self.settings.balance_weight else decoder_B.new_zeros(())
         total_B = decoder_B + self.settings.encoder_weight * encoder_B + self.settings.balance_weight * balance
         return Losses(total_B=total_B, decoder_B=decoder_B, encoder_B=encoder_B, balance=balance)
-
-    def compile_parts(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Compile by layer: layers share their code, so compilation takes seconds per batch shape."""
-        self.flex = self.model.device.type == "cuda"
-        # Sliding and global layers, with and without gradient, for each batch shape.
-        torch._dynamo.config.recompile_limit = 64
-        warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")  # users cannot act on it
-        for part in (*self.model.decoder.layers, self.model.decoder.norm):
-            part.compile(dynamic=False, backend=backend)
-        self.chunk_loss = torch.compile(chunk_loss, backend=backend)
-        self.balance_of = torch.compile(balance_loss, backend=backend)
-        # Two graphs: one would unpack the table of a quantized model once for both, and keep all of it meanwhile.
-        self.predict = torch.compile(self.predict, backend=backend)
-        self.mean_embedding = torch.compile(self.mean_embedding, backend=backend)
 
     # --- one pass over text and canvases ------------------------------------------------------------------------
 
@@ -133,13 +110,18 @@ class Objective(nn.Module):
         self-conditioning. Return the hidden states of the text [S, H] and of the canvases [K, C, H], and the router
         scores by layer.
         """
-        model, device = self.model, text_SH.device
+        model = self.model
+        device = text_SH.device
         canvas_RH = model.self_conditioning.condition(embedded_KCH.flatten(0, 1), soft_KCH.flatten(0, 1))
         x_TH = torch.cat([text_SH, canvas_RH])
         position_T = send(torch.from_numpy(layout.position_T), device)
-        encoder_L1, decoder_L1 = (torch.stack(tuple(s.layer_scalars)) for s in (model.encoder, model.decoder))
+
+        # Encoder and decoder are the same layers, except for the output scale of each.
+        encoder_L1 = torch.stack(tuple(model.encoder.layer_scalars))
+        decoder_L1 = torch.stack(tuple(model.decoder.layer_scalars))
         is_text_T = torch.arange(len(x_TH), device=device) < len(text_SH)
         scalars_LT1 = torch.where(is_text_T, encoder_L1, decoder_L1).to(x_TH.dtype)[..., None]
+
         recompute = self.checkpoint_activations and torch.is_grad_enabled()
         attends = self._attends(layout, device)
         out_TH, scores = model.decoder(x_TH, position_T, attends, scalars=list(scalars_LT1), recompute=recompute)
@@ -148,12 +130,12 @@ class Objective(nn.Module):
     def _attends(self, layout: Layout, device: torch.device) -> list[Attend]:
         """Return the attention function of every layer."""
         config = self.model.config
-        attend_by_kind: dict[tuple[int | None, bool], Attend] = {}  # by window, and whether FlexAttention runs it
-        kinds = []
+        kinds = []  # of each layer: the window, and whether FlexAttention runs it
         for shape in config.layers:
             # A window wider than every text has no effect.
             slides = shape.sliding and config.sliding_window <= layout.width_B.max()
             kinds.append((config.sliding_window if slides else None, self.flex and shape.head_dim <= FUSED_DIM))
+        attend_by_kind: dict[tuple[int | None, bool], Attend] = {}
         for window, flex in set(kinds):
             if flex:
                 attend = partial(compiled_attention, blocks=tile_mask(layout, window, device))
@@ -162,75 +144,7 @@ class Objective(nn.Module):
             attend_by_kind[window, flex] = attend
         return [attend_by_kind[kind] for kind in kinds]
 
-    def _condition(self, batch: Batch, text_SH: Tensor, corruption: Corruption) -> tuple[Tensor, Tensor]:
-        """Return the soft embeddings of passes without gradient, and the canvases to show in the last pass.
-
-        The soft embeddings of the other examples are exact zeros, and their canvases those of the corruption.
-
-        Zero logits would be wrong: their soft embedding is the mean of all embeddings. A recorded canvas gets one round
-        for every step before it. As in the run, each round is conditioned by its predecessor.
-        """
-        soft_KCH = torch.zeros_like(self.embed(corruption.noisy_KC))
-        shown_KC = corruption.noisy_KC
-        chosen = corruption.conditioned
-        # A recorded example has one canvas, so the steps of canvases are those of examples.
-        rounds_B = np.ones(batch.size) if corruption.steps_K is None else corruption.steps_K
-        done = 0  # rounds
-        while in_any_process(len(chosen) > 0, soft_KCH.device):
-            if len(chosen):
-                result = self._round(batch, chosen, done, text_SH, soft_KCH, corruption)
-                soft_KCH = soft_KCH.index_put((result.canvas_R,), result.expected_RCH)
-                if corruption.next_step is not None:
-                    next_step = corruption.next_step.part(result.canvas_R)
-                    next_RC = self.next_canvas(result.hidden_RCH, result.before_RC, next_step)
-                    shown_KC = shown_KC.index_put((result.canvas_R,), next_RC)
-            else:  # sharded weights are gathered layer by layer, in all processes at once: this one takes part
-                idle = self._round(batch, np.zeros(1, dtype=np.int64), done, text_SH, soft_KCH, corruption)
-                soft_KCH = soft_KCH + zero_from(idle.expected_RCH)
-            done += 1
-            chosen = chosen[rounds_B[chosen] > done]
-        return soft_KCH, shown_KC
-
-    def _round(
-        self, batch: Batch, chosen: Ints, index: int, text_SH: Tensor, soft_KCH: Tensor, corruption: Corruption
-    ) -> Round:
-        """Run the canvases of the chosen examples through the network, conditioned by the previous round."""
-        part, text_indices, canvas_indices = batch.layout.part(chosen)
-        text_R = send(torch.from_numpy(text_indices), text_SH.device)
-        canvas_R = send(torch.from_numpy(canvas_indices), text_SH.device)
-        before_RC = corruption.canvases_before(index)[canvas_R]
-        with torch.no_grad():
-            _, hidden_RCH, _ = self.hidden(part, text_SH[text_R], self.embed(before_RC), soft_KCH[canvas_R])
-        temperature: float | Tensor = 1.0
-        temperature_K = corruption.temperatures(index)
-        if temperature_K is not None:
-            temperature = temperature_K[canvas_R][:, None].expand(hidden_RCH.shape[:2])
-        # As in the reference, gradients flow into the averaged embeddings, but not into the prediction.
-        expected_RCH = self.expected_embedding(hidden_RCH, temperature, fixed=True).to(soft_KCH.dtype)
-        return Round(canvas_R=canvas_R, before_RC=before_RC, hidden_RCH=hidden_RCH, expected_RCH=expected_RCH)
-
-    @torch.no_grad()
-    def next_canvas(self, hidden_RCH: Tensor, canvas_RC: Tensor, step: NextStep) -> Tensor:
-        """Return the canvas after one step of a run, for the canvases that take it; the others stay as they are.
-
-        Random noise never shows a model its own mistakes, such as a token that is written twice and moves the rest of
-        the text by one position. A run has them, and the model has to learn to correct them (SUNDAE, arXiv 2112.06749).
-        """
-        hidden_R, drawn_R = hidden_RCH.flatten(0, 1), step.drawn_KC.flatten()
-        size = chunk_rows(self.model.head)
-        parts = [self._draw(*part) for part in zip(hidden_R.split(size), drawn_R.split(size), strict=True)]
-        token_RC, entropy_RC = (torch.cat(part).view(canvas_RC.shape) for part in zip(*parts, strict=True))
-        accepted_RC = lowest_within(entropy_RC, step.bound_K1)
-        moved_RC = torch.where(accepted_RC, token_RC, step.noise_KC)
-        return torch.where(step.taken_K[:, None] & step.open_KC, moved_RC, canvas_RC)
-
-    def _draw(self, hidden_RH: Tensor, drawn_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a token drawn from each prediction, and the entropy of the prediction."""
-        probability_RV = self.predict(hidden_RH, 1.0, True).float()
-        cumulative_RV = probability_RV.cumsum(-1)
-        token_R = torch.searchsorted(cumulative_RV, drawn_R[:, None] * cumulative_RV[:, -1:]).squeeze(-1)
-        entropy_R = torch.special.entr(probability_RV).sum(-1)
-        return token_R.clamp(max=cumulative_RV.shape[-1] - 1), entropy_R
+    # --- the prediction as an embedding -------------------------------------------------------------------------
 
     def expected_embedding(self, hidden: Tensor, temperature: float | Tensor = 1.0, fixed: bool = False) -> Tensor:
         """Return the mean embedding under the prediction, with logits in chunks, in the backward pass too.
@@ -287,16 +201,28 @@ class Objective(nn.Module):
         k = self.model.config.top_k_experts
         return torch.stack([self.balance_of(scores_TE, share_T1, k) for scores_TE in scores]).mean()
 
+    # --- compilation --------------------------------------------------------------------------------------------
+
+    def compile_parts(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        """Compile by layer: layers share their code, so compilation takes seconds per batch shape."""
+        self.flex = self.model.device.type == "cuda"
+        # Sliding and global layers, with and without gradient, for each batch shape.
+        torch._dynamo.config.recompile_limit = 64
+        warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")  # users cannot act on it
+        for part in (*self.model.decoder.layers, self.model.decoder.norm):
+            part.compile(dynamic=False, backend=backend)
+        self.chunk_loss = torch.compile(chunk_loss, backend=backend)
+        self.balance_of = torch.compile(balance_loss, backend=backend)
+        # Two graphs: one would unpack the table of a quantized model once for both, and keep all of it meanwhile.
+        self.predict = torch.compile(self.predict, backend=backend)
+        self.mean_embedding = torch.compile(self.mean_embedding, backend=backend)
+
 
 def mean_per_example(value_R: Tensor, owner_R: Tensor, examples: int) -> Tensor:
     """Return the mean of each example's values [B]: zero, not NaN, for an example without any."""
-    sum_B, count_B = (value_R.new_zeros(examples).index_add(0, owner_R, x) for x in (value_R, torch.ones_like(value_R)))
+    sum_B = value_R.new_zeros(examples).index_add(0, owner_R, value_R)
+    count_B = value_R.new_zeros(examples).index_add(0, owner_R, torch.ones_like(value_R))
     return sum_B / count_B.clamp(min=1)
-
-
-def zero_from(value: Tensor) -> Tensor:
-    """Return a zero that depends on a value, so that the pass that gave it also takes part in the backward pass."""
-    return 0 * value.sum()
 
 
 def balance_loss(scores_TE: Tensor, share_T1: Tensor, k: int) -> Tensor:

@@ -13,6 +13,7 @@ from gesso.checkpoint.load import load as load_weights
 from gesso.checkpoint.source import open_source
 from gesso.diffusion.moment import lowest_within
 from gesso.train.batch import BOUNDS, collate, corrupt
+from gesso.train.first_passes import first_passes
 from gesso.train.objective import Objective
 from gesso.train.recipe import ObjectiveSettings
 from tests import oracle
@@ -35,7 +36,7 @@ def noisy(model, rows, **options):
 
 def shown(objective, batch, noise):
     with torch.no_grad():
-        return objective._condition(batch, objective.embed_text(batch), noise)[1]
+        return first_passes(objective, batch, objective.embed_text(batch), noise)[1]
 
 
 def test_the_second_pass_is_shown_the_canvas_after_a_step_of_the_sampler(model):
