@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def recipes(config: Config, inventory: Inventory) -> dict[str, ParameterRecipe]:
-    found = {name: recipe(name, shape, config.quantization, inventory) for name, shape in parameters(config).items()}
-    return {name: each for name, each in found.items() if each is not None}
+    by_name = {name: recipe(name, shape, config.quantization, inventory) for name, shape in parameters(config).items()}
+    return {name: present for name, present in by_name.items() if present is not None}
 
 
 def recipe(name: str, shape: tuple[int, ...], quantization: str | None, inventory: Inventory) -> ParameterRecipe | None:

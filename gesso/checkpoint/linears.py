@@ -41,10 +41,10 @@ def matrices(inventory: Inventory, parameter: str, shape: Shape) -> dict[str, Sh
 
 
 def take_each(
-    inventory: Inventory, found: Mapping[str, Shape], wanted: Callable[[str, Shape], Wanted]
+    inventory: Inventory, matrix_shapes: Mapping[str, Shape], wanted: Callable[[str, Shape], Wanted]
 ) -> tuple[Stored, ...] | None:
     """Return the tensors of all matrices, one matrix after the other, or None if one is missing or wrong."""
-    return inventory.take_all({k: v for name, shape in found.items() for k, v in wanted(name, shape).items()})
+    return inventory.take_all({k: v for name, shape in matrix_shapes.items() for k, v in wanted(name, shape).items()})
 
 
 def columns(parts: Sequence[Tensor], count: int) -> list[Sequence[Tensor]]:

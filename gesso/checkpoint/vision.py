@@ -32,8 +32,8 @@ def is_buffer(name: str) -> bool:
 
 def vision_tensors(config: Config) -> dict[str, tuple[int, ...]]:
     """Return the shape of every stored tensor of the tower and of its projection into the text model, by name."""
-    found = empty_vision(config).named_parameters(prefix=PREFIX.rstrip("."))
-    return {checkpoint_name(name): tuple(parameter.shape) for name, parameter in found}
+    weights = empty_vision(config).named_parameters(prefix=PREFIX.rstrip("."))
+    return {checkpoint_name(name): tuple(parameter.shape) for name, parameter in weights}
 
 
 @lru_cache(maxsize=32)  # plans for many cards need the same one
@@ -90,8 +90,8 @@ def attach_vision(
         raise CheckpointError(
             f"the vision tower of {source.path} cannot be loaded; text_only leaves it out:\n  " + "\n  ".join(problems)
         )
-    found = ((name, recipe) for name, recipe in recipes.items() if recipe is not None)
-    for name, recipe, parts in transfer.fetched(found, device, "loading the vision tower"):
+    present = ((name, recipe) for name, recipe in recipes.items() if recipe is not None)
+    for name, recipe, parts in transfer.fetched(present, device, "loading the vision tower"):
         tensor = cast("torch.Tensor", recipe.build(parts))
         if not is_buffer(name) and not tensor.isfinite().all():
             raise CheckpointError(

@@ -59,9 +59,9 @@ def _confirmed(question: str) -> bool:
         return False
 
 
-def _render(found: "Sequence[LocalModel]", console: Console) -> None:
+def _render(models: "Sequence[LocalModel]", console: Console) -> None:
     table = Table("name", "format", "precision", "size", "last used", "")
-    for model in found:
+    for model in models:
         size, mark = _size(model.bytes), "" if model.state == "complete" else model.state
         if model.state == "incomplete":
             size += f" of {_size(model.total_bytes)}"

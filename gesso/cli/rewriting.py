@@ -98,14 +98,14 @@ def edit(
     text = _read(file, in_place)
     where = check_span(text, _span(span), level)  # before a large model is loaded
     keywords = {"method": method, "context": context, **options.keywords()}
-    found = loading.load().edit(text, where, level=level, instruction=instruction, **keywords)
-    failure = _replace(file, text, found.text) if in_place else None
+    edit = loading.load().edit(text, where, level=level, instruction=instruction, **keywords)
+    failure = _replace(file, text, edit.text) if in_place else None
     if json:
-        print_json(asdict(found))
+        print_json(asdict(edit))
     else:
         if not in_place or failure:
-            print_as_is(found.text)
-        _note(found, found.method)
+            print_as_is(edit.text)
+        _note(edit, edit.method)
     if failure:
         raise InputError(failure)
 

@@ -159,9 +159,9 @@ def _watch(name: str) -> "Iterator[Callable[[int, int], None]]":
         yield partial(progress.show, name)
 
 
-def _write(found: "Tuning", directory: Path, write: Callable[..., None]) -> None:
-    if not found.verdict[0]:
+def _write(tuning: "Tuning", directory: Path, write: Callable[..., None]) -> None:
+    if not tuning.verdict[0]:
         note("the defaults of the checkpoint stay as they are")
         return
-    write(directory, found.best)
+    write(directory, tuning.best)
     note(f"wrote the settings to {directory / 'generation_config.json'}")

@@ -52,7 +52,7 @@ SHORTHANDS = {
     "w": Chars(_WORD, complement(_NO_WORD)),
     "s": Chars(_SPACE, union(_SPACE, ((0x1C, 0x1F),), chars("\x85\ufeff"))),
 }
-SHORTHANDS |= {name.upper(): found.negated() for name, found in SHORTHANDS.items()}
+SHORTHANDS |= {name.upper(): shorthand.negated() for name, shorthand in SHORTHANDS.items()}
 DOT = Chars(minus(ANY, chars("\n\r\u2028\u2029")), minus(ANY, chars("\n")))
 ANY_CHAR = exactly(ANY)
 

@@ -32,8 +32,8 @@ def find_class(name: str) -> Callable[..., Task]:
         return TASKS[name]
     if ":" not in name:
         raise InputError(f"unknown task {name!r}; expected {', '.join(TASKS)}, or module:class for one of your own")
-    found: Callable[..., Task] = load_own(name, "a task of your own", "examples.graphs.task:Graphs")
-    return found
+    task_class: Callable[..., Task] = load_own(name, "a task of your own", "examples.graphs.task:Graphs")
+    return task_class
 
 
 def task(name: str, **options: Any) -> Task:

@@ -218,16 +218,16 @@ def _streamed_bytes(sizes: Mapping[str, WeightSize]) -> Counter[str]:
 
 def budget_of(
     source: CheckpointSource,
-    found: DeviceMemory,
+    device: DeviceMemory,
     memory: float | str,
     value_bytes: int,
     prefill: int | None,
     text_only: bool = False,
 ) -> Budget:
-    on_gpu = found.device == "cuda"
+    on_gpu = device.device == "cuda"
     usual = PREFILL_GPU if on_gpu else PREFILL_CPU
-    host = max(0, found.host - HOST_RESERVE)
-    size, sizes = found.budget(memory), None
+    host = max(0, device.host - HOST_RESERVE)
+    size, sizes = device.budget(memory), None
     if source.is_foreign:
         unpacked = not on_gpu and unpacks(source, value_bytes, size)
         sizes = source_sizes(source, value_bytes, on_gpu, unpacked=unpacked)
@@ -237,7 +237,7 @@ def budget_of(
 
 def choose_placement(
     source: CheckpointSource,
-    found: DeviceMemory,
+    device: DeviceMemory,
     memory: float | str,
     value_bytes: int,
     quantize: str | None,
@@ -253,8 +253,8 @@ def choose_placement(
     workspace may be smaller than their upper bounds.
     """
     if quantize not in (None, "auto"):
-        check_known(quantize, on_cpu=found.device == "cpu")
-    budget = budget_of(source, found, memory, value_bytes, None, text_only)
+        check_known(quantize, on_cpu=device.device == "cpu")
+    budget = budget_of(source, device, memory, value_bytes, None, text_only)
     given = None if quantize == "auto" else quantize or "none"
     allowed = [given] if given else budget.precisions()
     context = min(max_length or CONTEXT, source.config.max_position_embeddings)

@@ -40,8 +40,8 @@ def run(kernel: Any, *arguments: int, threads: int) -> None:
 
 def bits(number: float) -> int:
     """Return a float64 as an argument of a kernel."""
-    (found,) = struct.unpack("q", struct.pack("d", number))
-    return int(found)
+    (integer,) = struct.unpack("q", struct.pack("d", number))
+    return int(integer)
 
 
 @cache

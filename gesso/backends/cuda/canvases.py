@@ -132,7 +132,7 @@ class Canvases:
         now = after.history[-1]
         assert after.soft_CH is not None and after.steady_C is not None and after.settled_C is not None
         assert after.accepted_C is not None
-        found = Advanced(
+        advanced = Advanced(
             ints=torch.stack([after.tokens_C, now.candidate_C, now.argmax_C, after.pin_C, after.steady_C]),
             floats=torch.stack([now.confidence_C, now.entropy_C]),
             flags=torch.stack([after.accepted_C, after.settled_C]),
@@ -143,7 +143,7 @@ class Canvases:
             getattr(batch, name).copy_(getattr(after, name))
         if len(self.past_MBC):
             self.past_MBC.copy_(torch.cat([self.past_MBC[1:], now.argmax_C[None]]))
-        return found
+        return advanced
 
     def _step_by_kernels(self, kernels: StepKernels, prediction: Prediction, model: DiffusionGemma) -> Advanced:
         """Advance all canvases by one denoising step with the default sampler."""
@@ -161,16 +161,16 @@ class Canvases:
 
     # --- back on the host -----------------------------------------------------------------------------------------
 
-    def after(self, requests: Sequence[Denoising], found: Advanced) -> list[Canvas]:
+    def after(self, requests: Sequence[Denoising], advanced: Advanced) -> list[Canvas]:
         """Return the canvas of each request after the step."""
         copies = replace(
-            found,
-            ints=found.ints.clone(),
-            floats=found.floats.clone(),
-            flags=found.flags.clone(),
-            soft_BCH=found.soft_BCH.clone(),
+            advanced,
+            ints=advanced.ints.clone(),
+            floats=advanced.floats.clone(),
+            flags=advanced.flags.clone(),
+            soft_BCH=advanced.soft_BCH.clone(),
         )
-        flags = converged(requests, found)[: len(requests)]
+        flags = converged(requests, advanced)[: len(requests)]
         after = [
             canvas_after(request, i, copies, is_over)
             for i, (request, is_over) in enumerate(zip(requests, flags, strict=True))
@@ -183,13 +183,13 @@ def holds(held: tuple[Canvas, Process] | None, request: Denoising) -> bool:
     return held is not None and held[0] is request.canvas and held[1] is request.process
 
 
-def canvas_after(request: Denoising, i: int, found: Advanced, is_over: bool) -> Canvas:
+def canvas_after(request: Denoising, i: int, advanced: Advanced, is_over: bool) -> Canvas:
     """Return the canvas of a request, which is the i-th one."""
     before, process = request.canvas, request.process
     part, settles = slice(len(before.tokens_C)), process.settings.settle > 0
-    tokens_C, candidate_C, argmax_C, pin_C, steady_C = found.ints[:, i, part].unbind()
-    confidence_C, entropy_C = found.floats[:, i, part].unbind()
-    accepted_C, settled_C = found.flags[:, i, part].unbind()
+    tokens_C, candidate_C, argmax_C, pin_C, steady_C = advanced.ints[:, i, part].unbind()
+    confidence_C, entropy_C = advanced.floats[:, i, part].unbind()
+    accepted_C, settled_C = advanced.flags[:, i, part].unbind()
     prediction = Prediction(
         candidate_C,
         argmax_C,
@@ -202,7 +202,7 @@ def canvas_after(request: Denoising, i: int, found: Advanced, is_over: bool) -> 
         tokens_C=tokens_C,
         pin_C=pin_C,
         step=before.step + 1,
-        soft_CH=found.soft_BCH[i, part],
+        soft_CH=advanced.soft_BCH[i, part],
         history=(*before.history, prediction),
         accepted_C=accepted_C,
         steady_C=steady_C if settles else None,
@@ -211,13 +211,13 @@ def canvas_after(request: Denoising, i: int, found: Advanced, is_over: bool) -> 
     )
 
 
-def converged(requests: Sequence[Denoising], found: Advanced) -> list[bool]:
+def converged(requests: Sequence[Denoising], advanced: Advanced) -> list[bool]:
     """Return whether each canvas has converged. Reading this from the device waits for the step.
 
     With a fixed number of steps and no pins no canvas converges early, and there is nothing to wait for. The GPU then
     has the next step queued when this one ends.
     """
     if all(request.process.settings.stopping == "fixed" and not request.has_pins for request in requests):
-        return [False] * len(found.converged_B)
-    flags: list[bool] = found.converged_B.tolist()
+        return [False] * len(advanced.converged_B)
+    flags: list[bool] = advanced.converged_B.tolist()
     return flags

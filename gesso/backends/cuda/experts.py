@@ -49,11 +49,11 @@ def experts(
     if index_TK is None:
         return _all(module, x_TH, weight, lengths, kernels, *factors)
     pieces = zip(*(tensor.split(list(lengths)) for tensor in (x_TH, index_TK, weight)), strict=True)
-    found = []
+    outputs = []
     for piece, name in zip(pieces, adapters.names or [None] * len(lengths), strict=True):
         with active(module, name):
-            found.append(module(*piece))
-    return torch.cat(found)
+            outputs.append(module(*piece))
+    return torch.cat(outputs)
 
 
 def _all(

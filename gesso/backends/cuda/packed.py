@@ -78,7 +78,7 @@ class Expected:
         beside = min(BESIDE, prefill)
         powers = [2**bits for bits in range(5, prefill.bit_length()) if 2**bits < prefill]
         rooms = sorted({*powers, *(room * 3 // 4 for room in powers if room > BESIDE), prefill * 3 // 4, prefill})
-        found = [
+        packings = [
             Packing(whole[-1], beside),
             Packing(0, self.most_text),
             *(Packing(tokens, 0) for tokens in whole),
@@ -86,7 +86,7 @@ class Expected:
             *(Packing(0, room) for room in rooms if room),
             *(Packing(tokens, 0) for tokens in parts if 0 < tokens < whole[-1]),
         ]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(packings))
 
 
 class PackedPass(Captured):
@@ -154,9 +154,9 @@ class PackedPass(Captured):
             (item.row, length, kind, self.backend.slot(item.adapter)) for item in work for length, kind in item.pieces
         ]
         pieces.sort(key=lambda piece: piece[2] not in TEXTS)
-        found = segments_of([(row, length, kind != "canvas", slot) for row, length, kind, slot in pieces], cache)
-        texts = [each for each in found if each.causal]
-        canvases = [each for each in found if not each.causal]
+        used = segments_of([(row, length, kind != "canvas", slot) for row, length, kind, slot in pieces], cache)
+        texts = [segment for segment in used if segment.causal]
+        canvases = [segment for segment in used if not segment.causal]
         segments: list[Segment] = []
         if self.packing.room:
             segments += _filled(texts, self.text_slots, self.packing.room, True, cache)
@@ -171,7 +171,7 @@ class PackedPass(Captured):
         count = sum(lengths)
         taking = [each for each in placed if takes_step(each[1])]
         after = {
-            id(each[1]): canvas for each, canvas in zip(taking, self.slots.advanced(taking, self.found), strict=True)
+            id(each[1]): canvas for each, canvas in zip(taking, self.slots.advanced(taking, self.advanced), strict=True)
         }
         predictions = Prediction(**{name: tensor[:count] for name, tensor in self.prediction.tensors().items()}).split(
             lengths
@@ -208,7 +208,7 @@ class PackedPass(Captured):
         basic = ("candidate_C", "argmax_C", "confidence_C", "entropy_C", "soft_CH")
         spread = {name: tensor[self.to_P] for name, tensor in self.prediction.tensors().items() if name in basic}
         with launching("rows"):
-            self.found = slots.step(Prediction(**spread), self.backend.model)
+            self.advanced = slots.step(Prediction(**spread), self.backend.model)
 
 
 def _filled(used: Sequence[Segment], count: int, tokens: int, causal: bool, cache: KVCache) -> list[Segment]:
@@ -265,11 +265,11 @@ class PackedPasses:
     def capture(self, packing: Packing, cache: KVCache, capture: Callable[[Captured], None]) -> PackedPass:
         """Run a pass without work, and capture it."""
         self.left.remove(packing)  # also if it fails
-        found = self._new(packing, cache)
-        found.dry_run()
-        capture(found)
-        self.made[packing] = found
-        return found
+        packed_pass = self._new(packing, cache)
+        packed_pass.dry_run()
+        capture(packed_pass)
+        self.made[packing] = packed_pass
+        return packed_pass
 
     def _new(self, packing: Packing, cache: KVCache) -> PackedPass:
         if not cache.lengths:

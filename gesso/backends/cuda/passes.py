@@ -80,11 +80,11 @@ def has_images(work: Sequence[Work]) -> bool:
 
 def texts_of(work: Sequence[Work]) -> list[int]:
     """Return the tokens of all texts, side by side. Tokens after which the next one is predicted do not count."""
-    found: list[int] = []
+    tokens: list[int] = []
     for item in work:
         for text, (_, kind) in zip(item.texts, item.pieces, strict=False):
-            found += text if kind in TEXTS else ()
-    return found
+            tokens += text if kind in TEXTS else ()
+    return tokens
 
 
 def scored(work: Sequence[Work], hidden_SH: Tensor) -> list[Tensor]:

@@ -147,15 +147,22 @@ class Slots(Canvases):
 
     def place(self, requests: Sequence[Denoising]) -> list[int]:
         """Return a slot for each request. Copy its canvas there, unless a slot already holds it."""
-        left, found = dict(enumerate(self.held)), list[int | None]()
-        for request in requests:
-            found.append(next((slot for slot, held in left.items() if holds(held, request)), None))
-            left.pop(found[-1], None) if found[-1] is not None else None
-        free = iter(left)
-        slots = [next(free) if slot is None else slot for slot in found]
-        for slot, known, request in zip(slots, found, requests, strict=True):
-            if known is None:
-                self._put(slot, request)
+        unclaimed = dict(enumerate(self.held))
+        kept: dict[int, int] = {}  # slot by the number of a request whose canvas is already in it
+        for number, request in enumerate(requests):
+            slot = next((slot for slot, canvas in unclaimed.items() if holds(canvas, request)), None)
+            if slot is not None:
+                kept[number] = slot
+                del unclaimed[slot]
+
+        free_slots = iter(unclaimed)
+        slots: list[int] = []
+        for number, request in enumerate(requests):
+            if number in kept:
+                slots.append(kept[number])
+            else:
+                slots.append(next(free_slots))
+                self._put(slots[-1], request)
         self.held = [None] * self.count  # until the step has succeeded
         return slots
 
@@ -173,12 +180,14 @@ class Slots(Canvases):
         # its other results.
         return replace(super().step(prediction, model), soft_BCH=self.soft_BCH)
 
-    def advanced(self, placed: Sequence[tuple[int, Denoising]], found: Advanced) -> list[Canvas]:
+    def advanced(self, placed: Sequence[tuple[int, Denoising]], advanced: Advanced) -> list[Canvas]:
         """Return the canvases after the step of requests in these slots."""
         if not placed:
             return []
-        flags, after = converged([request for _, request in placed], found), []
-        copies = replace(found, ints=found.ints.clone(), floats=found.floats.clone(), flags=found.flags.clone())
+        flags, after = converged([request for _, request in placed], advanced), []
+        copies = replace(
+            advanced, ints=advanced.ints.clone(), floats=advanced.floats.clone(), flags=advanced.flags.clone()
+        )
         for slot, request in placed:
             canvas = canvas_after(request, slot, copies, flags[slot])
             assert canvas.soft_CH is not None

@@ -49,7 +49,7 @@ def choose(shapes: Mapping[str, Sequence[int]], to: str) -> dict[str, str]:
 
 
 def _layers(names: Mapping[str, Sequence[int]]) -> int:
-    return 1 + max((int(found[1]) for name in names if (found := re.match(r"blk\.(\d+)\.", name))), default=-1)
+    return 1 + max((int(match[1]) for name in names if (match := re.match(r"blk\.(\d+)\.", name))), default=-1)
 
 
 def _type(name: str, shape: Sequence[int], mixture: Mixture, values: Sequence[str], layers: int) -> str:
@@ -60,8 +60,8 @@ def _type(name: str, shape: Sequence[int], mixture: Mixture, values: Sequence[st
         type = mixture.embedding
     elif name in values:
         type = mixture.more if _gets_more(values.index(name), len(values)) else type
-    elif found := re.fullmatch(r"blk\.(\d+)\.ffn_down(_exps)?\.weight", name):
-        type = mixture.more if _gets_more(int(found[1]), layers) else type
+    elif match := re.fullmatch(r"blk\.(\d+)\.ffn_down(_exps)?\.weight", name):
+        type = mixture.more if _gets_more(int(match[1]), layers) else type
     for candidate in (type, _FALLBACKS.get(type, type)):
         if shape[-1] % TYPES[candidate].values == 0:
             return candidate

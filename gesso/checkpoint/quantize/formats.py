@@ -39,7 +39,7 @@ class Format:
     def stored(self, parameter: str, shape: Sequence[int]) -> Layout:
         """Return shape and dtype of the stored tensors of a parameter, by name."""
         try:
-            return {stored_name(parameter, key): found for key, found in self.layout(shape).items()}
+            return {stored_name(parameter, key): layout for key, layout in self.layout(shape).items()}
         except InputError as error:
             raise InputError(f"tensor {parameter} cannot be stored as {self.name}: {error}") from None
 

@@ -45,7 +45,7 @@ class Dialect:
 
     def is_char(self, term: Term) -> bool:
         """Return whether a term is known to be one character."""
-        return any(term is found for found in self._chars.values())
+        return any(term is char for char in self._chars.values())
 
     @property
     def any_char(self) -> Term:

@@ -17,10 +17,10 @@ OFFSET = 128
 
 def features(context):
     """Return the features of the processor that numba compiles for."""
-    found = {name[1:] for name in context.codegen().magic_tuple()[2].split(",") if name.startswith("+")}
+    names = {name[1:] for name in context.codegen().magic_tuple()[2].split(",") if name.startswith("+")}
     if platform.system() == "Darwin" and platform.machine() == "arm64":
-        found.add("dotprod")  # every Apple processor with this architecture has it; LLVM does not report all features
-    return found
+        names.add("dotprod")  # every Apple processor with this architecture has it; LLVM does not report all features
+    return names
 
 
 def offset(features):

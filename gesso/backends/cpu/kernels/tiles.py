@@ -142,12 +142,12 @@ def _transposed(builder, rows):
 def _row_addresses(builder, first, row_bytes, rows):
     """Return the addresses of 16 rows. Beyond the last one, it is repeated."""
     last = builder.sub(rows, ir.Constant(LONG, 1))
-    found = []
+    addresses = []
     for number in range(LANES):
         row = ir.Constant(LONG, number)
         row = builder.select(builder.icmp_signed("<", row, last), row, last)
-        found.append(builder.add(first, builder.mul(row, row_bytes)))
-    return found
+        addresses.append(builder.add(first, builder.mul(row, row_bytes)))
+    return addresses
 
 
 def _rearrange(bits, whole):
@@ -201,19 +201,19 @@ def _rearrange_scales(whole):
         def generate(context, builder, signature, arguments):
             scale, row_bytes, rows, groups, target = arguments
             four = ir.VectorType(WORD, 4)
-            found = []
+            vectors = []
             for address in _row_addresses(builder, scale, row_bytes, rows):
-                found.append(
+                vectors.append(
                     load(builder, address, four) if whole else load_some(builder, address, groups, four, "v4i16")
                 )
-            while len(found) > 1:
-                lanes = 2 * found[0].type.count
-                found = [
+            while len(vectors) > 1:
+                lanes = 2 * vectors[0].type.count
+                vectors = [
                     builder.shuffle_vector(a, b, indices(range(lanes)))
-                    for a, b in zip(found[0::2], found[1::2], strict=True)
+                    for a, b in zip(vectors[0::2], vectors[1::2], strict=True)
                 ]
             for group in range(4):
-                words = builder.shuffle_vector(found[0], found[0], indices(range(group, 64, 4)))
+                words = builder.shuffle_vector(vectors[0], vectors[0], indices(range(group, 64, 4)))
                 ints = builder.shl(builder.zext(words, Ints.llvm), ir.Constant(Ints.llvm, [16] * LANES))
                 store(builder, _plus(builder, target, group * GROUP_BYTES + 512), ints)
             return context.get_dummy_value()

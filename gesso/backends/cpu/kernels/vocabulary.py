@@ -59,8 +59,8 @@ def _of_larger(builder, value, best, number, best_number):
 def _first_place(builder, best, largest, number):
     """Return the smallest of the numbers whose values are the largest; 2^31 - 1 if that is NaN."""
     is_largest = builder.fcmp_ordered("==", best, splat(builder, largest, LANES))
-    found = builder.select(is_largest, number, _ints(2**31 - 1))
-    return builder.sext(call(builder, "llvm.vector.reduce.umin.v16i32", INT, found), LONG)
+    places = builder.select(is_largest, number, _ints(2**31 - 1))
+    return builder.sext(call(builder, "llvm.vector.reduce.umin.v16i32", INT, places), LONG)
 
 
 @njit
