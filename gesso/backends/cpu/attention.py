@@ -45,8 +45,11 @@ def attend(
     if not causal or length != 1 or not is_float or size % (2 * LANES) or torch.is_grad_enabled():
         return attend_with_cache(q_SND, k_SMD, v_SMD, cache, row, start, causal, block)
     count, oldest, unseen = seen(cache, row, start)
-    q_SND, k_SMD, v_SMD = q_SND.contiguous(), k_SMD.contiguous(), v_SMD.contiguous()
-    out_SND, queries = torch.empty_like(q_SND), q_SND.shape[1]
+    q_SND = q_SND.contiguous()
+    k_SMD = k_SMD.contiguous()
+    v_SMD = v_SMD.contiguous()
+    out_SND = torch.empty_like(q_SND)
+    queries = q_SND.shape[1]
     scores = torch.empty(queries, (count // LANES + 1) * LANES)
     threads.run(
         kernel.attend, q_SND.data_ptr(), k_SMD.data_ptr(), v_SMD.data_ptr(), keys_LMD.data_ptr(),

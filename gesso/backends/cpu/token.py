@@ -169,10 +169,13 @@ def _weights(layer: Layer) -> dict[int, Tensor]:
 
 def _buffers(config: Config) -> dict[int, Tensor]:
     """Return the buffers of a pass by field: large enough for every layer, which use them one after another."""
-    hidden, dense, width = config.hidden_size, config.intermediate_size, config.moe_intermediate_size
+    hidden = config.hidden_size
+    dense = config.intermediate_size
+    width = config.moe_intermediate_size
     keys = max(shape.kv_heads * shape.head_dim for shape in config.layers)
     queries = config.num_attention_heads * max(shape.head_dim for shape in config.layers)
-    experts, k = config.num_experts, config.top_k_experts
+    experts = config.num_experts
+    k = config.top_k_experts
     floats = {
         table.X: hidden, table.Y: hidden, table.QUERIES: queries, table.NEW_KEYS: keys, table.RAW_VALUES: keys,
         table.NEW_VALUES: keys, table.ATTENDED: queries, table.GATES: dense, table.UPS: dense, table.DENSE: hidden,

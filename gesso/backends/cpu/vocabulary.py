@@ -24,8 +24,11 @@ def predict(head: PackedMatrix, softcap: float, hidden_1H: Tensor, temperature: 
     """Return the prediction of one position, without its self-conditioning."""
     assert len(hidden_1H) == 1 and key_12.dtype == torch.int32
     parts = -(-head.outputs // kernel.PART)
-    x, key_12 = rounded(hidden_1H, head.inputs, head.format, is_few=True), key_12.contiguous()
-    matrix, logits_V, out_P6 = head.numbers(), torch.empty(head.outputs), torch.empty(parts, kernel.STATISTICS)
+    x = rounded(hidden_1H, head.inputs, head.format, is_few=True)
+    key_12 = key_12.contiguous()
+    matrix = head.numbers()
+    logits_V = torch.empty(head.outputs)
+    out_P6 = torch.empty(parts, kernel.STATISTICS)
     threads.run(
         kernel.predict, matrix.data_ptr(), x.data_ptr(), logits_V.data_ptr(), key_12.data_ptr(),
         threads.bits(temperature), threads.bits(softcap), out_P6.data_ptr(), threads=threads.count(parts),

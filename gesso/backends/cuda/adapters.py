@@ -77,22 +77,24 @@ class Site:
         line = 0
         for place, (adapters, weight) in enumerate(zip(self.adapters, self.weights, strict=True)):
             if (lora := adapters.get(name)) is not None:
-                own, a, b = lora.rank, lora.A.detach(), lora.B.detach() * lora.scale
+                lora_rank = lora.rank
+                a = lora.A.detach()
+                b = lora.B.detach() * lora.scale
                 experts = len(weight)
                 if self.order_I is not None:
                     a = a[..., self.order_I]
                 if self.kind == "dense":
-                    a_ECI[0, place * rank : place * rank + own] = a
-                    b_EOL[0, line : line + len(weight), :own] = b
+                    a_ECI[0, place * rank : place * rank + lora_rank] = a
+                    b_EOL[0, line : line + len(weight), :lora_rank] = b
                 elif self.kind == "experts":
-                    a_ECI[:, :own] = a
-                    b_EOL[:, :, :own] = b
+                    a_ECI[:, :lora_rank] = a
+                    b_EOL[:, :, :lora_rank] = b
                 elif self.kind == "fan out":
-                    a_ECI.view(experts, rank, -1)[:, :own] = a
-                    _diagonal(b_EOL.view(experts, -1, experts, rank))[..., :own] = b
+                    a_ECI.view(experts, rank, -1)[:, :lora_rank] = a
+                    _diagonal(b_EOL.view(experts, -1, experts, rank))[..., :lora_rank] = b
                 else:
-                    _diagonal(a_ECI.view(experts, rank, experts, -1))[:, :own] = a
-                    b_EOL.view(-1, experts, rank)[..., :own] = b.transpose(0, 1)
+                    _diagonal(a_ECI.view(experts, rank, experts, -1))[:, :lora_rank] = a
+                    b_EOL.view(-1, experts, rank)[..., :lora_rank] = b.transpose(0, 1)
             line += len(weight)
 
 
@@ -137,13 +139,21 @@ class AdapterBank:
         try:
             return self._update(model, changed)
         except Exception:
-            self.pairs, self.slots, self.copied, self.count, self.rank = {}, {}, {}, 0, 0
+            self._clear()
             raise
+
+    def _clear(self) -> None:
+        """Forget all adapters. Captured passes that read them become invalid."""
+        self.pairs = {}
+        self.slots = {}
+        self.copied = {}
+        self.count = 0
+        self.rank = 0
 
     def divide(self, model: DiffusionGemma) -> None:
         """Copy the adapters again, for matrices that are multiplied one by one."""
         self.together = False
-        self.pairs, self.slots, self.copied, self.count, self.rank = {}, {}, {}, 0, 0
+        self._clear()
         self.update(model)
 
     def _update(self, model: DiffusionGemma, changed: bool) -> bool:
@@ -154,9 +164,11 @@ class AdapterBank:
         ]
         rank = max((lora.rank for site in sites for name in names for lora in site.loras(name)), default=0)
         if rank > self.rank or len(names) > self.count or not names:
-            self.pairs, self.slots, self.copied = {}, {}, {}
-            self.count = max(self.count, _power(len(names))) if names else 0
-            self.rank = max(self.rank, _power(rank), MIN_RANK) if names else 0
+            most_names = max(self.count, _power(len(names))) if names else 0
+            highest_rank = max(self.rank, _power(rank), MIN_RANK) if names else 0
+            self._clear()
+            self.count = most_names
+            self.rank = highest_rank
         for site in sites if names else ():
             if site.key not in self.pairs:
                 self.pairs[site.key] = site.empty(self.count, self.rank, model.dtype)
@@ -211,9 +223,9 @@ def sites_of(model: DiffusionGemma, together: bool = True) -> Iterator[Site]:
 
 
 def _dense(*linears: Linear | None, together: bool = True) -> Iterator[Site]:
-    modules = [each for each in linears if isinstance(each, AdaptedLinear)]
-    share_launch = together and alike([matrix(each) for each in modules])
-    for group in [modules] if share_launch else [[each] for each in modules]:
+    modules = [linear for linear in linears if isinstance(linear, AdaptedLinear)]
+    share_launch = together and alike([matrix(module) for module in modules])
+    for group in [modules] if share_launch else [[module] for module in modules]:
         yield Site("dense", tuple(m.weight_adapters for m in group), tuple(m.weight for m in group))
 
 

@@ -18,15 +18,15 @@ def choices(config: Config, card: Card, kernels: Kernels = ALL, *, low: bool = F
         return dict.fromkeys(FAMILIES, PLAIN)
     tokens, dtype = config.canvas_length, FP8 if low else torch.bfloat16
     groups = {shape.head_dim: config.num_attention_heads // shape.kv_heads for shape in config.layers}
-    attention = {dim: tiles(dim, torch.bfloat16, card, tokens * each) for dim, each in groups.items()}
+    attention = {dim: tiles(dim, torch.bfloat16, card, tokens * count) for dim, count in groups.items()}
     dense, _ = linear.choose_tiling(linear.PLAIN, tokens, [config.hidden_size], dtype, card, linear.PARTS)
     grouped = experts.tiling_for(experts.UP, dtype, tokens, card)
     logits, _ = vocab.logits_tiling(card, torch.bfloat16, low=low)
     mean = soft.mean_tiling(card, low=low)
     shown: dict[Family, str] = {
         "attention": ", ".join(
-            f"{each.rows} × {each.keys}, {each.warps} warps{' by role' if each.roles else ''} (heads of {dim})"
-            for dim, each in sorted(attention.items())
+            f"{tile.rows} × {tile.keys}, {tile.warps} warps{' by role' if tile.roles else ''} (heads of {dim})"
+            for dim, tile in sorted(attention.items())
         ),
         "products": _shown(dense),
         "experts": _shown(grouped),

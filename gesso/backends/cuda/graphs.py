@@ -61,22 +61,26 @@ def shape_of(work: Sequence[Work], pads: bool = False) -> Shape | None:
     a text is scored that has to be a piece of its own.
     """
     canvases = denoising(work)
-    if any(each.needs_all_logits for each in canvases) or has_images(work):
+    if any(canvas.needs_all_logits for canvas in canvases) or has_images(work):
         return None
     pieces = [piece for item in work for piece in item.pieces]
-    texts, room = [length for length, kind in pieces if kind in TEXTS], 0
+    texts = [length for length, kind in pieces if kind in TEXTS]
+    room = 0
     # A next token must be adjacent to the text before it.
     if pads and 0 < len(texts) < SLOTS and not any(item.pieces[-1][1] == "next" and item.texts[1:] for item in work):
         room = room_for(sum(texts))
         pieces = [piece for piece in pieces if piece[1] not in TEXTS]
     elif any(kind == "scored" for _, kind in pieces):
         return None
-    lengths = tuple(len(each.canvas.tokens_C) for each in canvases)
-    likely = any(each.is_constrained for each in canvases)
-    settings = {(each.process.settings, each.process.eos) for each in canvases}
-    if len(settings) == 1 and len(set(lengths)) == 1 and all(map(_advances_on_device, canvases)):
-        return Shape(room, tuple(pieces), lengths, likely, *settings.pop())
-    return Shape(room, tuple(pieces), lengths, likely, None, frozenset())
+    lengths = tuple(len(canvas.canvas.tokens_C) for canvas in canvases)
+    likely = any(canvas.is_constrained for canvas in canvases)
+    settings: Diffusion | None = None
+    eos: frozenset[int] = frozenset()
+    same_settings = len({(canvas.process.settings, canvas.process.eos) for canvas in canvases}) == 1
+    if same_settings and len(set(lengths)) == 1 and all(map(_advances_on_device, canvases)):
+        settings = canvases[0].process.settings
+        eos = canvases[0].process.eos
+    return Shape(room=room, pieces=tuple(pieces), lengths=lengths, likely=likely, settings=settings, eos=eos)
 
 
 def room_for(tokens: int) -> int:
@@ -85,11 +89,12 @@ def room_for(tokens: int) -> int:
     return power * 3 // 4 if power >= 64 and tokens <= power * 3 // 4 else power
 
 
-def _advances_on_device(each: Denoising) -> bool:
+def _advances_on_device(request: Denoising) -> bool:
     """Return whether a captured pass can take the step of this canvas."""
-    process, settings = each.process, each.process.settings
-    own = [rule for rule in (settings.sampler, settings.stopping) if isinstance(rule, Rule)]
-    remembers = any(rule.memory for rule in own)  # a captured pass keeps the argmax of earlier predictions only
+    process = request.process
+    settings = process.settings
+    rules = [rule for rule in (settings.sampler, settings.stopping) if isinstance(rule, Rule)]
+    remembers = any(rule.memory for rule in rules)  # a captured pass keeps the argmax of earlier predictions only
     return not (process.reads_host or remembers or settings.verified or settings.restricts_draws)
 
 
@@ -101,7 +106,9 @@ class Graphs:
     """
 
     def __init__(self, backend: Passes, expected: Expected | None = None) -> None:
-        self.backend, self.can_capture, self.pads = backend, backend.can_capture, backend.can_pad
+        self.backend = backend
+        self.can_capture = backend.can_capture
+        self.pads = backend.can_pad
         self.seen: OrderedDict[Shape, int] = OrderedDict()  # number of passes of shapes that have no graph yet
         self.made: OrderedDict[Shape, Graph] = OrderedDict()
         self.packed: PackedPasses | None = None
@@ -214,11 +221,16 @@ class Graph(Captured):
         ]
         if self.canvases is None:
             predictions = self.prediction.clone().split(lengths)
-            return [Step(own, None, hidden_CH) for own, hidden_CH in zip(predictions, hidden, strict=True)]
+            return [
+                Step(prediction, None, hidden_CH) for prediction, hidden_CH in zip(predictions, hidden, strict=True)
+            ]
         views = zip(requests, self.prediction.split(lengths), strict=True)
-        own = [view.clone() if request.is_constrained else None for request, view in views]
+        copies = [view.clone() if request.is_constrained else None for request, view in views]
         after = self.canvases.after(requests, self.advanced)
-        return [Step(*each) for each in zip(own, after, hidden, strict=True)]
+        return [
+            Step(prediction, canvas, hidden_CH)
+            for prediction, canvas, hidden_CH in zip(copies, after, hidden, strict=True)
+        ]
 
     def _segments(self, work: Sequence[Work], cache: KVCache) -> list[Segment]:
         slots = [self.backend.slot(item.adapter) for item in work]
@@ -263,7 +275,9 @@ class Graph(Captured):
         if self.canvases:
             with launching("rows"):
                 self.canvases.prepare(self.temperature_T, self.key_T2)
-        texts, pieces, start = iter(self.texts), [], 0
+        texts = iter(self.texts)
+        pieces = []
+        start = 0
         for length, kind in self.pieces:
             end = start + (length if kind in HELD else kind == "next")
             if kind in HELD:

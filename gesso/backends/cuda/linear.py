@@ -38,9 +38,9 @@ def linears(
 ) -> list[Tensor]:
     """Multiply the same tokens by several matrices, in one launch if they have the same format."""
     if isinstance(x_TI, Tensor) and not (kernels.run("products") and alike(matrices)):
-        return [linear(x_TI, each, lengths, kernels) for each in matrices]
+        return [linear(x_TI, matrix, lengths, kernels) for matrix in matrices]
     with launching("products"):
-        return products.linears(x_TI, [each.weight for each in matrices], matrices[0].factors)
+        return products.linears(x_TI, [matrix.weight for matrix in matrices], matrices[0].factors)
 
 
 def linear_split_k(

@@ -59,7 +59,9 @@ class Plan:
 
         No segment is longer than `longest`, by default the longest piece. `adapted`: whether tokens may have adapters.
         """
-        self.segments, self.version, self.lengths = segments, cache.version, list(lengths)
+        self.segments = segments
+        self.version = cache.version
+        self.lengths = list(lengths)
         self.position_T = _positions(segments).to(cache.device)
         causal = [torch.full((segment.size,), segment.causal) for segment in segments]
         self.causal_T = torch.cat(causal).to(cache.device)
@@ -74,7 +76,8 @@ class Plan:
     def scalars(self, model: DiffusionGemma) -> Tensor:
         """Return the scalar of each layer for each token [L, T, 1], which are the same wherever the pieces move."""
         if self._scalars_LT1 is None:
-            encoder_L1, decoder_L1 = (torch.stack(tuple(s.layer_scalars)) for s in (model.encoder, model.decoder))
+            encoder_L1 = torch.stack(tuple(model.encoder.layer_scalars))
+            decoder_L1 = torch.stack(tuple(model.decoder.layer_scalars))
             self._scalars_LT1 = torch.where(self.causal_T, encoder_L1, decoder_L1).to(model.dtype)[..., None]
         return self._scalars_LT1
 

@@ -95,7 +95,10 @@ class PackedPass(Captured):
     def __init__(self, backend: Passes, packing: Packing, slots: Slots, expected: Expected, cache: KVCache) -> None:
         model = backend.model
         super().__init__(model.device)
-        self.backend, self.packing, self.slots, self.text_slots = backend, packing, slots, expected.texts
+        self.backend = backend
+        self.packing = packing
+        self.slots = slots
+        self.text_slots = expected.texts
         self.text_S = torch.zeros(packing.room, dtype=torch.long, device=model.device)
         # of each token, its place in all slots, and its slot; then of each place, its token
         self.from_2T = torch.zeros(2, packing.tokens, dtype=torch.long, device=model.device)

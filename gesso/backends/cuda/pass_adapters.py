@@ -29,7 +29,10 @@ class PassAdapters:
         if self.slot_T is None or not isinstance(module, AdaptedLinear | AdaptedExperts):
             return None
         pair = self.pairs.get(getattr(module, f"{weight}_adapters"))
-        return None if pair is None else Factors(*pair, self.slot_T)
+        if pair is None:
+            return None
+        a_SECI, b_SEOL = pair
+        return Factors(a_SECI=a_SECI, b_SEOL=b_SEOL, slot_T=self.slot_T)
 
     def part(self, start: int, end: int) -> "PassAdapters":
         """Return the adapters of some of the tokens."""
@@ -42,7 +45,7 @@ NO_ADAPTERS = PassAdapters()
 @contextmanager
 def active(module: nn.Module, name: str | None) -> Iterator[None]:
     """Activate one adapter, or none, in the plain version of a module."""
-    sites = [each for each in module.modules() if isinstance(each, Adapters)]
+    sites = [site for site in module.modules() if isinstance(site, Adapters)]
     with kept_active(sites):
         switch(sites, name)
         yield

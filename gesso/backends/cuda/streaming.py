@@ -57,10 +57,10 @@ class ExpertStream:
     """The copies of a pass. Without streamed layers there are none."""
 
     def __init__(self, model: DiffusionGemma, copies: Callable[[torch.device], Copies]) -> None:
-        held = streamed(model)
-        self.places = {} if held is None else {layer: place for place, layer in enumerate(held.layers)}
-        self.buffers = [] if held is None else list(held.copies())
-        self.copies = None if held is None else copies(model.device)
+        experts = streamed(model)
+        self.places = {} if experts is None else {layer: place for place, layer in enumerate(experts.layers)}
+        self.buffers = [] if experts is None else list(experts.copies())
+        self.copies = None if experts is None else copies(model.device)
         self.waits: dict[int, Wait] = {}
 
     def begin(self) -> None:

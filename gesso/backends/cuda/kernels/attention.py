@@ -1,8 +1,11 @@
-"""Attention over the KV cache as Triton kernels. `attend_with_cache` in `gesso/model/attention.py` is the
-specification.
+"""Attention of the tokens of a pass over the KV cache, as Triton kernels.
 
-  1. `_attend`   computes each tile of queries over its keys; the keys of a canvas are split over several programs.
-                 On Hopper GPUs, `attention_hopper.py` computes large tiles, with the same bits.
+`attend_with_cache` in `gesso/model/attention.py` is the specification. A pass has several segments: a segment is a run
+of text, which attends causally and is appended to the cache, or a canvas, which attends to its cached text and to all
+of itself. All segments run in the same launches, in this order:
+
+  1. `_attend`   computes each tile of queries over its keys, as in FlashAttention. The keys of a canvas are split over
+                 several programs. On Hopper GPUs, `attention_hopper.py` computes large tiles, with the same bits.
   2. `_combine`  combines the splits of a canvas, in a fixed order. `_combine_low` also quantizes the rows to FP8.
   3. `_append`   writes the keys and values of text to the cache.
 
@@ -68,18 +71,62 @@ def attention(
     Padding gets zeros. Other tokens that belong to no segment are left unset. low: the caller takes FP8 rows [T, N D].
     It gets them if splits are combined, because the kernel that does so has whole rows.
     """
-    (tokens, heads, dim), kv_heads = q_TND.shape, k_TMD.shape[1]
     _check(q_TND, k_TMD, v_TMD)
+    tokens, heads, dim = q_TND.shape
+    kv_heads = k_TMD.shape[1]
     shape = shape or tiles(dim, q_TND.dtype, card_of(q_TND.device), table.longest * (heads // kv_heads))
     if shape.roles and table.blocks:  # only `_attend` masks the blocks of images; its bits are the same
         shape = replace(shape, warps=8, roles=False)
+    splits = shape.splits if table.parts else 1
+
     new = torch.zeros if table.appends or table.pads else torch.empty
     out_TND = new(tokens, heads, dim, dtype=q_TND.dtype, device=q_TND.device)
-    slots, groups, splits = len(table.segments_S7), heads // kv_heads, shape.splits if table.parts else 1
     # Outputs over the keys of one split alone, and log2 of the sum of their weights, by which splits are combined.
     part_TPND = out_TND if splits == 1 else out_TND.new_empty(tokens, splits, heads, dim)
     lse_TPN = torch.empty(tokens, splits, heads, dtype=torch.float32, device=q_TND.device)
-    grid = triton.cdiv(table.longest * groups, shape.rows), kv_heads * splits * (dim // shape.values), slots
+
+    _launch_attend(q_TND, k_TMD, v_TMD, out_TND, part_TPND, lse_TPN, table, shape)
+    outputs: Tensor | Fp8Rows = out_TND
+    if splits > 1 and low and heads == triton.next_power_of_2(heads):
+        # Rows without a token keep zeros.
+        low_TI = new(tokens, heads * dim, dtype=FP8, device=q_TND.device)
+        scale_T = new(tokens, device=q_TND.device)
+        _combine_low[table.longest, len(table.segments_S7)](
+            part_TPND, lse_TPN, out_TND, low_TI, scale_T, table.segments_S7,
+            HEADS=heads, DIM=dim, SPLITS=splits, num_warps=8,
+        )  # fmt: skip
+        outputs = Fp8Rows(low_TI, scale_T, q_TND.dtype)
+    elif splits > 1:
+        rows = max(2048 // dim, 1)
+        _combine[triton.cdiv(table.longest * heads, rows), len(table.segments_S7)](
+            part_TPND, lse_TPN, out_TND, table.segments_S7, HEADS=heads, DIM=dim, SPLITS=splits, ROWS=rows
+        )
+    if table.appends:
+        # Launch after all reads: in a ring buffer, new tokens overwrite slots that the first queries still read.
+        _append[triton.cdiv(table.longest, 16), kv_heads, len(table.segments_S7)](
+            k_TMD, v_TMD, table.segments_S7, table.rows_S3, *k_TMD.stride()[:2], *v_TMD.stride()[:2],
+            HEADS=kv_heads, DIM=dim, TOKENS=16,
+        )  # fmt: skip
+    return outputs
+
+
+def _launch_attend(
+    q_TND: Tensor,
+    k_TMD: Tensor,
+    v_TMD: Tensor,
+    out_TND: Tensor,
+    part_TPND: Tensor,
+    lse_TPN: Tensor,
+    table: Table,
+    shape: Tiles,
+) -> None:
+    """Compute all tiles: into `out_TND`, or into the splits of `part_TPND`."""
+    _, heads, dim = q_TND.shape
+    kv_heads = k_TMD.shape[1]
+    groups = heads // kv_heads
+    splits = lse_TPN.shape[1]
+    row_tiles = triton.cdiv(table.longest * groups, shape.rows)
+    grid = row_tiles, kv_heads * splits * (dim // shape.values), len(table.segments_S7)
     tensors = (
         q_TND, k_TMD, v_TMD, out_TND, part_TPND, lse_TPN, table.segments_S7, table.rows_S3,
         *q_TND.stride()[:2], *k_TMD.stride()[:2], *v_TMD.stride()[:2],
@@ -94,27 +141,6 @@ def attention(
         hopper.attend_hopper[grid](*tensors, **constants, STAGES=shape.stages)
     else:
         _attend[grid](*tensors, **constants, HAS_BLOCKS=table.blocks, ROWS=shape.rows, num_stages=shape.stages)
-    found: Tensor | Fp8Rows = out_TND
-    if splits > 1 and low and heads == triton.next_power_of_2(heads):
-        # Rows without a token keep zeros.
-        low_TI, scale_T = new(tokens, heads * dim, dtype=FP8, device=q_TND.device), new(tokens, device=q_TND.device)
-        _combine_low[table.longest, slots](
-            part_TPND, lse_TPN, out_TND, low_TI, scale_T, table.segments_S7,
-            HEADS=heads, DIM=dim, SPLITS=splits, num_warps=8,
-        )  # fmt: skip
-        found = Fp8Rows(low_TI, scale_T, q_TND.dtype)
-    elif splits > 1:
-        rows = max(2048 // dim, 1)
-        _combine[triton.cdiv(table.longest * heads, rows), slots](
-            part_TPND, lse_TPN, out_TND, table.segments_S7, HEADS=heads, DIM=dim, SPLITS=splits, ROWS=rows
-        )
-    if table.appends:
-        # Launch after all reads: in a ring buffer, new tokens overwrite slots that the first queries still read.
-        _append[triton.cdiv(table.longest, 16), kv_heads, slots](
-            k_TMD, v_TMD, table.segments_S7, table.rows_S3, *k_TMD.stride()[:2], *v_TMD.stride()[:2],
-            HEADS=kv_heads, DIM=dim, TOKENS=16,
-        )  # fmt: skip
-    return found
 
 
 def _check(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor) -> None:
