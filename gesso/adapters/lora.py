@@ -76,8 +76,7 @@ class Adapters(nn.Module):
         return [name.removeprefix(PREFIX) for name, _ in self.named_children()]
 
     @property
-    def acting(self) -> Lora | None:
-        """The active adapter."""
+    def active_lora(self) -> Lora | None:
         return self.get(self.active)
 
 
@@ -94,7 +93,7 @@ class AdaptedLinear(Linear):
 
     def forward(self, x_TI: Tensor) -> Tensor:
         y_TO = F.linear(x_TI, self.weight)
-        lora = self.weight_adapters.acting
+        lora = self.weight_adapters.active_lora
         if lora is None:
             return y_TO
         low_TL = F.linear(x_TI, lora.A.to(x_TI.dtype))  # [T, I] -> [T, L]
@@ -148,7 +147,7 @@ class AdaptedExperts(Experts):
         """Return the active adapter of a weight, "gate_up_proj" or "down_proj"."""
         adapters = getattr(self, f"{name}_adapters")
         assert isinstance(adapters, Adapters)
-        return adapters.acting
+        return adapters.active_lora
 
     def experts(self) -> Sequence[Expert]:
         plain = super().experts()

@@ -1,5 +1,8 @@
 """The training loop: batches in, checkpoints out, and the same losses whether or not the run was interrupted.
 
+`Trainer.run` resumes from the newest checkpoint, takes the steps, saves, and exports the trained model. One step is
+`Trainer._step`: set the learning rate, add up the gradients of its batches, clip them, and update the weights.
+
 No random generator has state. The order of the data, the choice of canvases and the noise are functions of the seed and
 the number of the example. So a run resumes exactly from its weights, its optimizer state and its step.
 """
@@ -157,15 +160,7 @@ class Trainer:
             held_out.resume(read_metrics(self.out))
             held_out.keep(self.step, self.parameters)
         batches = self._batches()
-        pending: deque[PendingStep] = deque()
-
-        def finish(keep: int) -> None:
-            while len(pending) > keep:
-                metrics = self._finish(pending.popleft())
-                if log:
-                    log.append(metrics)
-                    report(metrics)
-
+        pending: deque[PendingStep] = deque()  # steps whose values have not been read
         self.clock = time.perf_counter()
         while self.step < run.steps and not (held_out and held_out.exhausted):
             pending.append(self._step([next(batches) for _ in range(run.accumulate)]))
@@ -173,8 +168,9 @@ class Trainer:
                 keep_within(self.model.device, self.memory)  # now that the kernels are loaded
             self.step += 1
             self.stepped = True
+
             if self.score and self.recipe.eval and self.step % self.recipe.eval.every == 0:
-                finish(keep=1)
+                self._report_steps(pending, log, report, keep=1)
                 pending[-1].read()  # wait for the step, so that the evaluation does not count as its time
                 began = time.perf_counter()
                 pending[-1].scores.update(self.score(self.model))
@@ -184,9 +180,11 @@ class Trainer:
                 began = time.perf_counter()
                 pending[-1].scores.update(held_out.evaluate(self.step, self.objective))
                 self.clock += time.perf_counter() - began  # not part of the step
+
             out_of_time = in_any_process(time.monotonic() > deadline, self.model.device)
             saves = self.step % run.save_every == 0 or self.step == run.steps or out_of_time or evaluates
-            finish(keep=1 if self.fused and not saves else 0)  # launch the next step before reading this one's values
+            # On one GPU, launch the next step before reading the values of this one.
+            self._report_steps(pending, log, report, keep=1 if self.fused and not saves else 0)
             if saves:
                 self._save()
                 if held_out and evaluates:
@@ -199,60 +197,21 @@ class Trainer:
             log.close()
         self._export()
 
+    def _report_steps(self, pending: deque[PendingStep], log: MetricsLog | None, report: Report, keep: int) -> None:
+        """Wait for the pending steps, except the last `keep`, and log their metrics."""
+        while len(pending) > keep:
+            metrics = self._finish(pending.popleft())
+            if log:
+                log.append(metrics)
+                report(metrics)
+
     # --- one step -----------------------------------------------------------------------------------------------
 
-    def _batches(self) -> Iterator[Prepared]:
-        """Return the batches from the next step on. Workers prepare them ahead, in the same order."""
-        run = self.recipe.run
-        config = self.model.config
-        objective = self.recipe.objective
-        lengths = self._lengths
-
-        def prepared(first: int, stride: int) -> Iterator[Prepared]:
-            for number, examples in self._examples(first, stride):
-                yield number, collate(
-                    examples, canvas_length=lengths[number % len(lengths)], per_example=objective.per_example,
-                    eos=self.eos, pad=config.pad_token_id, learn_text=objective.learn_text, seed=run.seed,
-                    first=self._first_example(number), multiple=self.recipe.data.pad_to,
-                    draws=objective.draws[number % len(objective.draws)], pack=self.recipe.data.pack,
-                    conditioning=objective.self_conditioning, bidirectional_images=config.bidirectional_images,
-                )  # fmt: skip
-
-        stream = BatchStream(prepared, self.step * run.accumulate)
-        pinned = self.model.device.type == "cuda"
-        loader = DataLoader(stream, batch_size=None, num_workers=run.workers, pin_memory=pinned)
-        return iter(loader if run.workers else stream)
-
-    def _examples(self, first: int, stride: int = 1) -> Iterator[tuple[int, tuple[Example, ...]]]:
-        """Yield number and examples of every `stride`-th batch from `first` on."""
-        size = self.recipe.run.batch_size
-        batches = self.data.batches(size, first, self.rank, self.world, stride=stride, canvas_lengths=self._lengths)
-        return zip(itertools.count(first, stride), batches, strict=False)
-
-    def _first_example(self, batch: int) -> int:
-        """Return the index, counted over the run, of this process's first example in a batch."""
-        return batch * self.recipe.run.batch_size + self.rank * self.recipe.run.batch_size // self.world
-
-    @property
-    def _lengths(self) -> tuple[int, ...]:
-        return self.recipe.objective.canvas_lengths or (self.model.config.canvas_length,)
-
     def _step(self, batches: list[Prepared]) -> PendingStep:
-        run, settings = self.recipe.run, self.recipe.optimizer
-        rate = learning_rate(settings.lr, settings.min_lr, settings.warmup, self.step, run.steps)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-        sums = torch.zeros(3, device=self.model.device)
-        tokens = 0
-        for number, batch in batches:
-            losses, batch_tokens = self._losses(batch, number)
-            # The mean over all examples of the step. FSDP averages gradients over the processes.
-            (losses.total_B.sum() * self.world / (run.batch_size * run.accumulate)).backward()
-            parts = [losses.total_B, losses.decoder_B, losses.encoder_B]
-            sums += torch.stack([part.detach().float().sum() for part in parts])
-            tokens += batch_tokens
-        norm = torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), settings.clip)
+        """Update the weights once, with the gradients of all these batches added up."""
+        rate = self._set_learning_rate()
+        sums, tokens = self._backward(batches)
+        norm = torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), self.recipe.optimizer.clip)
         values = torch.stack([*sums, state.full(norm)])
         pending = PendingStep(
             step=self.step, batches=[number for number, _ in batches], rate=rate, tokens=tokens, values=values
@@ -266,8 +225,30 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
         if self.average:
             current = [self.parameters[name].detach() for name in self.average]
-            torch._foreach_lerp_(list(self.average.values()), current, 1 - run.ema)
+            torch._foreach_lerp_(list(self.average.values()), current, 1 - self.recipe.run.ema)
         return pending.to_host() if self.fused else pending
+
+    def _set_learning_rate(self) -> float:
+        settings = self.recipe.optimizer
+        rate = learning_rate(settings.lr, settings.min_lr, settings.warmup, self.step, self.recipe.run.steps)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        return rate
+
+    def _backward(self, batches: list[Prepared]) -> tuple[Tensor, int]:
+        """Add up the gradients of the batches; return the sums of the losses over the examples, and their tokens."""
+        run = self.recipe.run
+        sums = torch.zeros(3, device=self.model.device)  # of total, decoder and encoder loss
+        tokens = 0
+        for number, batch in batches:
+            losses, batch_tokens = self._losses(batch, number)
+            # The mean over all examples of the step. FSDP averages gradients over the processes.
+            (losses.total_B.sum() * self.world / (run.batch_size * run.accumulate)).backward()
+            parts = [losses.total_B, losses.decoder_B, losses.encoder_B]
+            sums += torch.stack([part.detach().float().sum() for part in parts])
+            tokens += batch_tokens
+        return sums, tokens
 
     def _losses(self, batch: Batch, number: int) -> tuple[Losses, int]:
         """Return the losses of a batch and its number of tokens."""
@@ -325,6 +306,44 @@ class Trainer:
             f"are in {path}. Inspect them, lower optimizer.lr or optimizer.clip, or raise optimizer.warmup: the run "
             "resumes with these changes."
         )
+
+    # --- batches ------------------------------------------------------------------------------------------------
+
+    def _batches(self) -> Iterator[Prepared]:
+        """Return the batches from the next step on. Workers prepare them ahead, in the same order."""
+        run = self.recipe.run
+        config = self.model.config
+        objective = self.recipe.objective
+        lengths = self._lengths
+
+        def prepared(first: int, stride: int) -> Iterator[Prepared]:
+            for number, examples in self._examples(first, stride):
+                yield number, collate(
+                    examples, canvas_length=lengths[number % len(lengths)], per_example=objective.per_example,
+                    eos=self.eos, pad=config.pad_token_id, learn_text=objective.learn_text, seed=run.seed,
+                    first=self._first_example(number), multiple=self.recipe.data.pad_to,
+                    draws=objective.draws[number % len(objective.draws)], pack=self.recipe.data.pack,
+                    conditioning=objective.self_conditioning, bidirectional_images=config.bidirectional_images,
+                )  # fmt: skip
+
+        stream = BatchStream(prepared, self.step * run.accumulate)
+        pinned = self.model.device.type == "cuda"
+        loader = DataLoader(stream, batch_size=None, num_workers=run.workers, pin_memory=pinned)
+        return iter(loader if run.workers else stream)
+
+    def _examples(self, first: int, stride: int = 1) -> Iterator[tuple[int, tuple[Example, ...]]]:
+        """Yield number and examples of every `stride`-th batch from `first` on."""
+        size = self.recipe.run.batch_size
+        batches = self.data.batches(size, first, self.rank, self.world, stride=stride, canvas_lengths=self._lengths)
+        return zip(itertools.count(first, stride), batches, strict=False)
+
+    def _first_example(self, batch: int) -> int:
+        """Return the index, counted over the run, of this process's first example in a batch."""
+        return batch * self.recipe.run.batch_size + self.rank * self.recipe.run.batch_size // self.world
+
+    @property
+    def _lengths(self) -> tuple[int, ...]:
+        return self.recipe.objective.canvas_lengths or (self.model.config.canvas_length,)
 
     # --- checkpoints and export ---------------------------------------------------------------------------------
 

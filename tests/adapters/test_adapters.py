@@ -96,7 +96,7 @@ def test_exactly_the_chosen_experts_get_gradients(tmp_path):
     chosen = weight[0].nonzero().flatten().tolist()
     experts(x, index, weight).square().sum().backward()
     for site in (experts.gate_up_proj_adapters, experts.down_proj_adapters):
-        for factor in (site.acting.A, site.acting.B):
+        for factor in (site.active_lora.A, site.active_lora.B):
             reached = factor.grad.flatten(1).any(1).nonzero().flatten().tolist()
             assert reached == chosen
 

@@ -85,13 +85,13 @@ class CpuBackend(TorchBackend):
         predictions = []
         given = hidden_TH, temperature_T, key_T2
         for hidden_CH, temperature_C, key_C2 in zip(*(tensor.split(list(lengths)) for tensor in given), strict=True):
-            length, prediction = len(hidden_CH), None
+            length = len(hidden_CH)
+            prediction = None
             if length > 1 or soft or likely:
                 prediction = super().predict(hidden_CH, temperature_C, key_C2, [length], soft, likely)
             if length == 1:  # also beside canvases, so that its bits do not depend on them
-                own = vocabulary.predict(head, softcap, hidden_CH, temperature_C.item(), key_C2)
-                same = {name: getattr(own, name) for name in ("candidate_C", "argmax_C", "confidence_C", "entropy_C")}
-                prediction = replace(prediction, **same) if prediction else own
+                by_kernel = vocabulary.predict(head, softcap, hidden_CH, temperature_C.item(), key_C2)
+                prediction = by_kernel if prediction is None else _with_statistics_of(prediction, by_kernel)
             assert prediction is not None
             predictions.append(prediction)
         return Prediction.cat(predictions)
@@ -99,6 +99,16 @@ class CpuBackend(TorchBackend):
     def drop_captured(self) -> None:
         use_kernels(self.model)  # the weights have changed
         self.token = token_pass(self.model)
+
+
+def _with_statistics_of(prediction: Prediction, other: Prediction) -> Prediction:
+    return replace(
+        prediction,
+        candidate_C=other.candidate_C,
+        argmax_C=other.argmax_C,
+        confidence_C=other.confidence_C,
+        entropy_C=other.entropy_C,
+    )
 
 
 def token_pass(model: DiffusionGemma) -> "TokenPass | None":

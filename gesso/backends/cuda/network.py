@@ -214,13 +214,15 @@ def dense_and_experts(
     """
     if index_TK is None:
         return None
-    mlp, module = layer.mlp, layer.experts
-    dense = [matrix(each, adapters) for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
-    factors = [*(each.factors for each in dense), adapters.of(module, "gate_up_proj"), adapters.of(module, "down_proj")]
+    mlp = layer.mlp
+    module = layer.experts
+    dense = [matrix(linear, adapters) for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
+    dense_factors = [adapted.factors for adapted in dense]
+    expert_factors = [adapters.of(module, "gate_up_proj"), adapters.of(module, "down_proj")]
     apply = kernels.run("products") and kernels.run("experts") and kernels_fit(module, index_TK.shape[1])
-    if not apply or any(each is not None for each in factors):
+    if not apply or any(factors is not None for factors in (*dense_factors, *expert_factors)):
         return None
-    weights = [each.weight for each in dense]
+    weights = [adapted.weight for adapted in dense]
     with launching("experts"):
         return products.dense_and_experts(
             for_experts, for_dense, index_TK, module.gate_up_proj, module.down_proj, weights

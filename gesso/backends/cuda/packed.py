@@ -172,21 +172,17 @@ class PackedPass(Captured):
             return []
         lengths = [len(request.canvas.tokens_C) for _, request in placed]
         count = sum(lengths)
-        taking = [each for each in placed if takes_step(each[1])]
-        after = {
-            id(each[1]): canvas for each, canvas in zip(taking, self.slots.advanced(taking, self.advanced), strict=True)
-        }
-        predictions = Prediction(**{name: tensor[:count] for name, tensor in self.prediction.tensors().items()}).split(
-            lengths
-        )
+        stepping = [(slot, request) for slot, request in placed if takes_step(request)]
+        canvases = self.slots.advanced(stepping, self.advanced)
+        after = {id(request): canvas for (_, request), canvas in zip(stepping, canvases, strict=True)}
+        used = Prediction(**{name: tensor[:count] for name, tensor in self.prediction.tensors().items()})
+        hidden = self.hidden[-1][:count].split(lengths)
         steps = []
-        for (_, request), own, hidden_CH in zip(
-            placed, predictions, self.hidden[-1][:count].split(lengths), strict=True
-        ):
+        for (_, request), prediction, hidden_CH in zip(placed, used.split(lengths), hidden, strict=True):
             canvas = after.get(id(request))
-            needs_own = not request.needs_all_logits and (canvas is None or request.is_constrained)
-            kept_CH = hidden_CH.clone() if request.is_constrained else hidden_CH
-            steps.append(Step(own.clone() if needs_own else None, canvas, kept_CH))
+            needs_prediction = not request.needs_all_logits and (canvas is None or request.is_constrained)
+            own_hidden_CH = hidden_CH.clone() if request.is_constrained else hidden_CH
+            steps.append(Step(prediction.clone() if needs_prediction else None, canvas, own_hidden_CH))
         return steps
 
     # --- the captured operations ----------------------------------------------------------------------------------
@@ -283,10 +279,10 @@ class PackedPasses:
 def _smallest(made: Iterable[Packing], needed: Packing) -> Packing | None:
     """Return the packing with the fewest tokens that has room, and no part that is not needed."""
     fits = [
-        each
-        for each in made
-        if each.tokens >= needed.tokens
-        and each.room >= needed.room
-        and (each.tokens > 0, each.room > 0) == (needed.tokens > 0, needed.room > 0)
+        packing
+        for packing in made
+        if packing.tokens >= needed.tokens
+        and packing.room >= needed.room
+        and (packing.tokens > 0, packing.room > 0) == (needed.tokens > 0, needed.room > 0)
     ]
     return min(fits, default=None)

@@ -148,18 +148,18 @@ class Slots(Canvases):
     def place(self, requests: Sequence[Denoising]) -> list[int]:
         """Return a slot for each request. Copy its canvas there, unless a slot already holds it."""
         unclaimed = dict(enumerate(self.held))
-        kept: dict[int, int] = {}  # slot by the number of a request whose canvas is already in it
+        slot_of: dict[int, int] = {}  # slot by the number of a request whose canvas is already in it
         for number, request in enumerate(requests):
             slot = next((slot for slot, canvas in unclaimed.items() if holds(canvas, request)), None)
             if slot is not None:
-                kept[number] = slot
+                slot_of[number] = slot
                 del unclaimed[slot]
 
         free_slots = iter(unclaimed)
         slots: list[int] = []
         for number, request in enumerate(requests):
-            if number in kept:
-                slots.append(kept[number])
+            if number in slot_of:
+                slots.append(slot_of[number])
             else:
                 slots.append(next(free_slots))
                 self._put(slots[-1], request)
