@@ -32,7 +32,7 @@ Step = tuple[Tensor, Tensor]  # the next canvas, and the positions that took a p
 class Argmax(Sampler):
     """Set every position to its argmax at once, without noise or sampling."""
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> Step:
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, context: StepContext) -> Step:
         return prediction.argmax_C, torch.ones_like(prediction.argmax_C, dtype=torch.bool)
 
 
@@ -42,8 +42,8 @@ class ConfidenceThreshold(Sampler):
 
     threshold: float = 0.9
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> Step:
-        return accept(at_least(prediction.confidence_C, self.threshold), prediction.candidate_C, moment)
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, context: StepContext) -> Step:
+        return accept(at_least(prediction.confidence_C, self.threshold), prediction.candidate_C, context)
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class Credit(Sampler):
     memory: ClassVar[int] = 8
     needs: ClassVar[frozenset[Need]] = frozenset({"logits"})
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> Step:
-        return accept(at_least(self.confidence(prediction, moment), self.threshold), prediction.argmax_C, moment)
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, context: StepContext) -> Step:
+        return accept(at_least(self.confidence(prediction, context), self.threshold), prediction.argmax_C, context)
 
-    def confidence(self, prediction: Prediction, moment: StepContext) -> Tensor:
+    def confidence(self, prediction: Prediction, context: StepContext) -> Tensor:
         """Return the probability [C] of the argmax after the bonus."""
         assert prediction.logits_CV is not None
         credit_CV = torch.zeros_like(prediction.logits_CV)
-        for age, past in enumerate((prediction, *reversed(moment.history))):
+        for age, past in enumerate((prediction, *reversed(context.history))):
             gain_C = self.decay**age * past.confidence_C**self.exponent
             credit_CV.scatter_add_(-1, past.argmax_C[:, None], gain_C[:, None])
         probability_CV = (prediction.logits_CV + self.weight * credit_CV.log1p()).softmax(-1)
@@ -89,12 +89,12 @@ class StableTokens(Sampler):
     divergence: float = 0.01
     memory: ClassVar[int] = 1
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> Step:
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, context: StepContext) -> Step:
         accepted_C = at_least(prediction.confidence_C, 1.0)
-        if moment.history:
-            is_stable_C = divergence(prediction, moment.history[-1]) < self.divergence
+        if context.history:
+            is_stable_C = divergence(prediction, context.history[-1]) < self.divergence
             accepted_C = accepted_C | (is_stable_C & (prediction.confidence_C >= self.threshold))
-        return accept(accepted_C, prediction.candidate_C, moment)
+        return accept(accepted_C, prediction.candidate_C, context)
 
 
 def divergence(now: Prediction, before: Prediction) -> Tensor:
@@ -123,27 +123,27 @@ class InformedCorrector(Sampler):
     share: float = 0.1
     needs: ClassVar[frozenset[Need]] = frozenset({"logits"})
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> Step:
-        accepted_C = lowest_within(prediction.entropy_C, moment.settings.entropy_bound)
-        if moment.accepted_C is not None:
-            repeats_C = accepted_C & moment.accepted_C & (prediction.candidate_C == canvas_C)
-            support_C = self.support(canvas_C, prediction, moment).masked_fill(~repeats_C, torch.inf)
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, context: StepContext) -> Step:
+        accepted_C = lowest_within(prediction.entropy_C, context.settings.entropy_bound)
+        if context.accepted_C is not None:
+            repeats_C = accepted_C & context.accepted_C & (prediction.candidate_C == canvas_C)
+            support_C = self.support(canvas_C, prediction, context).masked_fill(~repeats_C, torch.inf)
             rank_C = support_C.sort(stable=True).indices.argsort()
-            most = self.share * len(canvas_C) * (moment.remaining - 1) / moment.settings.steps
+            most = self.share * len(canvas_C) * (context.remaining - 1) / context.settings.steps
             accepted_C = accepted_C & ~((support_C < 0) & (rank_C < most))
-        return accept(accepted_C, prediction.candidate_C, moment)
+        return accept(accepted_C, prediction.candidate_C, context)
 
-    def support(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> Tensor:
+    def support(self, canvas_C: Tensor, prediction: Prediction, context: StepContext) -> Tensor:
         """Return the log odds [C] of the tokens on the canvas in the leave-one-out distribution, in float64."""
-        assert prediction.logits_CV is not None and moment.accepted_C is not None
-        clean = int(moment.accepted_C.sum())
+        assert prediction.logits_CV is not None and context.accepted_C is not None
+        clean = int(context.accepted_C.sum())
         noise = max(len(canvas_C) - clean, 0.5)
         logits_CV = prediction.logits_CV.double()
         token_C1 = canvas_C[:, None]
         others_C = logits_CV.scatter(-1, token_C1, -torch.inf).logsumexp(-1)
-        evidence = torch.tensor(1 + moment.vocab_size * clean / noise, dtype=torch.float64).log()
+        evidence = torch.tensor(1 + context.vocab_size * clean / noise, dtype=torch.float64).log()
         odds_C = logits_CV.gather(-1, token_C1)[:, 0] - others_C
-        return odds_C - evidence.item() / temperature(moment.settings, moment.remaining)
+        return odds_C - evidence.item() / temperature(context.settings, context.remaining)
 
 
 @dataclass(frozen=True)
@@ -160,22 +160,22 @@ class Ancestral(Sampler):
 
     predictor: float = 1.0
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> Step:
-        alpha_s = alpha(moment.settings, moment.remaining - 1)
-        stay_C, renoise_C = self.weights(canvas_C, prediction, moment)
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, context: StepContext) -> Step:
+        alpha_s = alpha(context.settings, context.remaining - 1)
+        stay_C, renoise_C = self.weights(canvas_C, prediction, context)
         stay_C = self.predictor * stay_C
         renoise_C = self.predictor * renoise_C + (1 - self.predictor) * (1 - alpha_s)
-        u_C, noise_C = moment.draws.uniform(len(canvas_C)).double(), moment.noise(canvas_C)
+        u_C, noise_C = context.draws.uniform(len(canvas_C)).double(), context.noise(canvas_C)
         clean_C = u_C >= stay_C + renoise_C
         moved_C = torch.where(clean_C, prediction.candidate_C, noise_C)
         return torch.where(u_C < stay_C, canvas_C, moved_C), clean_C
 
-    def weights(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> tuple[Tensor, Tensor]:
+    def weights(self, canvas_C: Tensor, prediction: Prediction, context: StepContext) -> tuple[Tensor, Tensor]:
         """Return the probabilities [C] of staying and of becoming noise, in float64."""
-        alpha_t = alpha(moment.settings, moment.remaining)
-        alpha_s = alpha(moment.settings, moment.remaining - 1)
+        alpha_t = alpha(context.settings, context.remaining)
+        alpha_s = alpha(context.settings, context.remaining - 1)
         ratio = alpha_t / alpha_s
-        agree_C = moment.vocab_size * alpha_t * (canvas_C == prediction.candidate_C).double()
+        agree_C = context.vocab_size * alpha_t * (canvas_C == prediction.candidate_C).double()
         total_C = 1 - alpha_t + agree_C
         return (ratio * (1 - alpha_s) + agree_C) / total_C, (1 - ratio) * (1 - alpha_s) / total_C
 
@@ -191,9 +191,9 @@ class PredictorCorrector(Ancestral):
 class Ddim(Ancestral):
     """Step as `Ancestral` does without fresh noise: the discrete DDIM (arXiv 2010.02502, appendix A)."""
 
-    def weights(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> tuple[Tensor, Tensor]:
-        alpha_t = alpha(moment.settings, moment.remaining)
-        alpha_s = alpha(moment.settings, moment.remaining - 1)
+    def weights(self, canvas_C: Tensor, prediction: Prediction, context: StepContext) -> tuple[Tensor, Tensor]:
+        alpha_t = alpha(context.settings, context.remaining)
+        alpha_s = alpha(context.settings, context.remaining - 1)
         never_C = torch.zeros_like(prediction.entropy_C, dtype=torch.float64)
         return never_C + (1 - alpha_s) / (1 - alpha_t), never_C
 

@@ -33,7 +33,7 @@ from gesso.rules import Need
 from gesso.settings import Diffusion
 
 FREE = -1  # in `pin_C`: the position is not pinned
-N = TypeVar("N", int, Tensor)
+N = TypeVar("N", int, Tensor)  # a number of one canvas, or of several [B]: see `State`
 S = TypeVar("S", "Canvas", "State[Tensor]")
 
 

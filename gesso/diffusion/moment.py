@@ -44,7 +44,7 @@ class Sampler(Rule, ABC):
     kind: ClassVar[str] = "sampler"
 
     @abstractmethod
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> tuple[Tensor, Tensor]:
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, context: StepContext) -> tuple[Tensor, Tensor]:
         """Return the next canvas, and the mask of the positions that took a predicted token."""
 
 
@@ -57,9 +57,9 @@ def order_independent(values: Tensor) -> Tensor:
     return values.double() if values.is_cuda else values
 
 
-def accept(accepted_C: Tensor, token_C: Tensor, moment: StepContext) -> tuple[Tensor, Tensor]:
+def accept(accepted_C: Tensor, token_C: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
     """Set accepted positions to their tokens and all others to noise, including those accepted in earlier steps."""
-    return torch.where(accepted_C, token_C, moment.noise(token_C)), accepted_C
+    return torch.where(accepted_C, token_C, context.noise(token_C)), accepted_C
 
 
 def lowest_within(values_C: Tensor, bound: float | Tensor) -> Tensor:

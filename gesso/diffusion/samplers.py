@@ -28,8 +28,8 @@ class EntropyBound(Sampler):
     bound: float | Tensor  # of several canvases [B, 1]
     reads_host: ClassVar[bool] = False
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> tuple[Tensor, Tensor]:
-        return accept(lowest_within(prediction.entropy_C, self.bound), prediction.candidate_C, moment)
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, context: StepContext) -> tuple[Tensor, Tensor]:
+        return accept(lowest_within(prediction.entropy_C, self.bound), prediction.candidate_C, context)
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class NextToken(Sampler):
 
     reads_host: ClassVar[bool] = False
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> tuple[Tensor, Tensor]:
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, context: StepContext) -> tuple[Tensor, Tensor]:
         return prediction.candidate_C, torch.ones_like(prediction.candidate_C, dtype=torch.bool)
 
 
@@ -52,8 +52,8 @@ class SamplerFunction(Sampler):
     def memory(self) -> int:
         return EVERY_STEP
 
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: StepContext) -> tuple[Tensor, Tensor]:
-        return self.function(canvas_C, prediction, moment)
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, context: StepContext) -> tuple[Tensor, Tensor]:
+        return self.function(canvas_C, prediction, context)
 
 
 def sampler_of(settings: Diffusion) -> Sampler:
