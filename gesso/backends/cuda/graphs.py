@@ -185,17 +185,19 @@ class Graph(Captured):
         self.conditions = kinds.count("canvas") > kinds.count("verified")  # drafts have no self-conditioning
         self.canvases = None
         if shape.settings is not None:
-            size = len(shape.lengths), shape.lengths[0]
-            states = self.tokens_T.view(size), self.soft_TH.view(*size, -1)
+            count = len(shape.lengths)
+            length = shape.lengths[0]
             process = Process(
                 settings=shape.settings,
                 source=backend.source,
-                seed=_long(size[0], device),
+                seed=_long(count, device),
                 vocab_size=model.config.vocab_size,
                 eos=shape.eos,
                 device=device,
             )
-            self.canvases = Canvases(process, *states)
+            self.canvases = Canvases(
+                process, tokens_BC=self.tokens_T.view(count, length), soft_BCH=self.soft_TH.view(count, length, -1)
+            )
         self.plan = backend.plan(self._segments(work, cache), cache, [length for length, _ in self.pieces])
 
     def run(self, work: Sequence[Work], cache: KVCache) -> Replayed:
