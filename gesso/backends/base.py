@@ -177,9 +177,10 @@ class Backend(Protocol):
         ...
 
     def expect(self, batch: int, canvas: int, prefill: int) -> None:
-        """Prepare for the requests of a server: so many canvases in a pass, of so many tokens at most, or so much text.
+        """Prepare for passes of so many canvases, of so many tokens at most, or of so much text.
 
-        From now on, few captured passes should serve all mixtures of requests. `capture_next` captures them.
+        Few captured passes should serve all mixtures of them. A server captures them with `capture_next` before it is
+        ready.
         """
         ...
 

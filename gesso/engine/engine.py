@@ -61,6 +61,7 @@ class Engine:
         self.max_length = longest if max_length is None else min(max_length, longest)
         self.scheduler = Scheduler(max_batch, max(prefill, piece), piece)
         self.runner = Runner(backend or for_model(model), self.source, search_times)
+        self.runner.backend.expect(max_batch, model.config.canvas_length, self.scheduler.prefill)
         self.times = search_times
         self.cache = model.new_cache(0, 0)
         self.adapters = AdapterTable(self.runner.backend.adapters_changed)
@@ -152,7 +153,7 @@ class Engine:
 
     @property
     def captures_left(self) -> int:
-        """The number of passes that a server expects and that have not been captured."""
+        """The number of passes that a server captures and that have not been captured yet."""
         return self.runner.backend.captures_left if self.runner.captures else 0
 
     def capture_next(self) -> None:

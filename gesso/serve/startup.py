@@ -125,7 +125,6 @@ def _capture(engine: Engine, max_batch: int) -> bool:
     spent = 0.0
     captured = False
     if engine.runner.captures:
-        backend.expect(max_batch, engine.model.config.canvas_length, engine.scheduler.prefill)
         backend.compile_expected(engine.cache)
     while engine.captures_left and spent < CAPTURE_SECONDS:
         began = time.monotonic()

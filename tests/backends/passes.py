@@ -11,7 +11,6 @@ from gesso.backends.base import Backend, Piece
 from gesso.backends.cuda import CudaBackend, CudaPasses
 from gesso.backends.cuda.pass_adapters import active
 from gesso.backends.torch import TorchBackend
-from gesso.diffusion.noise import HashSource
 from gesso.model.cache import KVCache
 
 
@@ -58,8 +57,7 @@ class PlainPlan:
 
 
 class PlainPasses(CudaPasses):
-    source = HashSource()
-    can_pad = can_pack = True
+    can_pack = True
     run, logits, predict = TorchBackend.run, TorchBackend.logits, TorchBackend.predict
     _hidden = TorchBackend._hidden
 
@@ -71,7 +69,8 @@ class PlainPasses(CudaPasses):
         before, names = list(plan.cache.lengths), {-1: None} | {slot: name for name, slot in self.bank.slots.items()}
         ids_T, size = torch.cat([piece.ids_S for piece in pieces]), self.model.config.hidden_size
         hidden_TH = ids_T.new_full((len(ids_T), size), math.nan, dtype=self.model.dtype)
-        soft_TH = torch.cat([hidden_TH[: len(p.ids_S)] if p.soft_SH is None else p.soft_SH for p in pieces])
+        no_soft_SH = torch.zeros_like(hidden_TH)
+        soft_TH = torch.cat([no_soft_SH[: len(p.ids_S)] if p.soft_SH is None else p.soft_SH for p in pieces])
         offset = 0
         for segment in plan.segments:
             part = slice(offset, offset + segment.length)

@@ -5,12 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gesso.backends.cuda.graphs import shape_of
 from gesso.diffusion.noise import HashSource
 from gesso.diffusion.truncation import ROWS, draw_within, truncated
 from gesso.engine.engine import Engine
 from gesso.engine.events import Draft
-from gesso.engine.scheduler import Work
 from gesso.settings import Diffusion
 from tests.engine_requests import SMALL, finish, other_requests, request, result
 
@@ -118,12 +116,3 @@ def test_restricted_draws_give_the_same_text_alone_and_in_a_batch(tiny):
         crowd.submit(other)
     assert finish(crowd, crowd.submit(wanted))[0][-1].result.tokens == alone.tokens
     assert alone.tokens != result(Engine(tiny.model, tiny.decode), free).tokens
-
-
-@pytest.mark.parametrize("settings", [{}, *RESTRICTED], ids=str)
-def test_a_captured_pass_leaves_the_steps_of_restricted_draws_to_the_host(tiny, settings):
-    engine = Engine(tiny.model, tiny.decode)
-    engine.submit(request(diffusion=replace(SMALL, **settings)))
-    engine._admit()
-    shape = shape_of([Work(running, (), True) for running in engine.scheduler.running])
-    assert shape is not None and (shape.settings is None) == bool(settings)

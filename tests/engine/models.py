@@ -27,3 +27,9 @@ def with_graphs(g: Gesso, options: dict[str, Any] | None = None, **around: Calla
 def watched_engine(g: Gesso, options: dict[str, Any] | None = None, **around: Callable[..., Any]) -> Engine:
     """Return an engine of plain passes, with these functions around operations of its backend."""
     return Engine(g.model, g.decode, backend=Watched(TorchBackend(g.model), **around), **options or {})
+
+
+def has_captured(g: Gesso) -> bool:
+    """Return whether the engine has captured passes."""
+    graphs = g.engine.runner.backend.graphs  # type: ignore[attr-defined]
+    return bool(graphs.packed or graphs.token_passes)

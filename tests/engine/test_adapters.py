@@ -82,11 +82,12 @@ def test_packed_passes_serve_requests_with_different_adapters(tiny_directory, wr
     for name in NAMES:
         engine.add_adapter(name)
     engine.runner.backend.expect(5, 16, engine.scheduler.prefill)
-    ids = [engine.submit(short(adapter=name)) for name in (None, *NAMES)]
-    found = [events[-1].result.tokens for events in finish(engine, *ids)]
-    assert found == [alone[name][0] for name in (None, *NAMES)]
+    for _ in range(2):  # a pass is captured when it is needed again
+        ids = [engine.submit(short(adapter=name)) for name in (None, *NAMES)]
+        found = [events[-1].result.tokens for events in finish(engine, *ids)]
+        assert found == [alone[name][0] for name in (None, *NAMES)]
     graphs = engine.runner.backend.graphs
-    assert graphs.packed.made and not graphs.made
+    assert graphs.packed and not graphs.token_passes
 
 
 def test_rows_of_the_cache_are_reused_only_with_the_same_adapter(model, alone):

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from examples.samplers import rules
-from gesso.backends.cuda.packed import Expected, Packing
-from gesso.backends.cuda.slots import takes_step
+from gesso.backends.cuda.canvases import takes_step
+from gesso.backends.cuda.capacities import Capacity, Expected
 from gesso.engine.events import Done, Draft, Failed
 from gesso.engine.request import Score
 from gesso.settings import BY_TOKEN, SETTINGS, Diffusion, choose
@@ -51,7 +51,7 @@ def served(pair):
     """Return the tiny model twice: without graphs, and with all the passes of a server captured."""
     plain, graphed = pair
     backend, engine = graphed.engine.runner.backend, graphed.engine
-    backend.expect(4, CANVAS, engine.scheduler.prefill)
+    backend.expect(4, CANVAS, engine.scheduler.prefill)  # shorter canvases than the checkpoint's
     while engine.captures_left:
         engine.capture_next()
     return plain, graphed
@@ -96,7 +96,7 @@ def test_requests_that_join_and_leave_capture_nothing_and_keep_their_texts(serve
     ]
     joins, before = chosen.choices((0, 0, 1, 2), k=5000), backend.counts.captures
     found = outcomes(graphed, requests[1], joins.__getitem__)
-    assert backend.counts.captures == before and not backend.graphs.made and not backend.graphs.packed.left
+    assert backend.counts.captures == before and not backend.graphs.token_passes and not backend.graphs.left
     expected = outcomes(plain, requests[0], lambda step: len(mixture))
     differing = [options for options, *pair in zip(mixture, found, expected, strict=True) if pair[0] != pair[1]]
     assert not differing
@@ -142,7 +142,8 @@ def test_every_setting_takes_effect_in_packed_passes(served):
 
 def test_packed_passes_take_the_steps_of_canvases_only():
     def taken(settings):
-        return takes_step(SimpleNamespace(process=SimpleNamespace(settings=settings, eos=frozenset({1}))))
+        process = SimpleNamespace(settings=settings, eos=frozenset({1}))
+        return takes_step(SimpleNamespace(process=process, canvas=SimpleNamespace(tokens_C=range(8))))
 
     assert taken(Diffusion()) and taken(Diffusion(settle=0))
     assert not any(taken(choose(Diffusion(), write=write)) for write in BY_TOKEN)
@@ -158,7 +159,7 @@ def test_scored_texts_share_packed_passes_with_canvases(served):
             events += g.engine.step()
         found += [event.log_likelihoods for event in events if event.kind == "scored" and event.request_id == ids[1]]
     assert len(found) == 2 and found[1] == pytest.approx(found[0], abs=1e-4)
-    assert not served[1].engine.runner.backend.graphs.made
+    assert not served[1].engine.runner.backend.graphs.token_passes
 
 
 def test_a_resumed_draft_takes_the_seed_of_its_own_request(served):
@@ -176,11 +177,12 @@ def test_a_resumed_draft_takes_the_seed_of_its_own_request(served):
 @pytest.mark.parametrize("batch", [1, 8, 12, 32])
 def test_a_server_needs_few_passes_and_whole_canvases_little_padding(batch):
     expected = Expected(batch, 256, 2048)
-    found = expected.packings()
-    assert len(found) == len(set(found)) <= 60 and found[0] == Packing(batch * 256, 256)
-    assert max(each.room for each in found) == 2048 + batch * 256, "prompts, and a committed canvas of each request"
-    for beside in (0, 256):
-        sizes = [each.tokens for each in found if each.room == beside and each.tokens]
+    found = expected.capacities()
+    assert len(found) == len(set(found)) <= 70 and found[0] == Capacity(batch * 256, 256, any_canvases=True)
+    assert max(each.texts for each in found) == 2048 + batch * 256, "prompts, and a committed canvas of each request"
+    for beside, any_canvases in ((0, False), (0, True), (256, True)):
+        kind = beside, any_canvases
+        sizes = [each.canvases for each in found if (each.texts, each.any_canvases) == kind and each.canvases]
         for count in range(1, batch + 1):
             padded = min(size for size in sizes if size >= count * 256) - count * 256
             assert padded == 0 if count <= 8 else padded < 0.2 * count * 256

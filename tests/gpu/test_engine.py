@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gesso
-from gesso.backends.cuda import canvases, graphs
+from gesso.backends.cuda import packed
 from gesso.diffusion.noise import HashSource
 from gesso.engine.engine import Engine
 from tests.engine_requests import finish, other_requests, request, result
@@ -46,7 +46,7 @@ def test_step_kernels_write_the_text_of_the_plain_step(tiny_directory, monkeypat
     texts = []
     for fused in (True, False):
         if not fused:
-            monkeypatch.setattr(canvases, "advances", lambda settings: False)
+            monkeypatch.setattr(packed, "takes_step", lambda request: False)
         engine = Engine(model.model, model.decode, max_batch=2)
         diffusion = replace(request().diffusion, stopping=stopping)
         made = [request(seed=seed, pins={3: 9}, diffusion=diffusion) for seed in range(4)]
@@ -56,15 +56,15 @@ def test_step_kernels_write_the_text_of_the_plain_step(tiny_directory, monkeypat
     assert texts[0] == texts[1] and texts[0][0] != texts[0][1]
 
 
-def test_graphs_are_captured_again_after_all_were_dropped(tiny_directory, monkeypatch):
+def test_graphs_are_captured_again_after_all_were_dropped(tiny_directory):
     """The memory pool is freed with the last graph."""
-    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
     model = gesso.load(tiny_directory, device=DEVICE, dtype="bfloat16")
     engine = Engine(model.model, model.decode)
     texts = []
     for _ in range(2):
-        for length in (1, 30, 60):  # one shape each
+        for length in (1, 30, 60):
             texts.append([result(engine, request(seed=1, prompt=tuple(range(3, 3 + length)))).tokens for _ in range(3)])
+        engine.runner.free_memory()
     assert all(text == same[0] for same in texts for text in same) and texts[:3] == texts[3:]
 
 

@@ -50,10 +50,10 @@ def test_after_the_warm_up_no_request_waits_for_a_capture(tiny, engine):
     startup.warm_up(engine, 2)
     backend = engine.runner.backend
     before, expected = backend.counts.captures, [result(Engine(tiny.model, tiny.decode), each) for each in mixed()]
-    assert before and not backend.graphs.packed.left and not engine.running
+    assert before and not engine.captures_left and not engine.running
     found = finish(engine, *map(engine.submit, mixed()))
     assert [events[-1].result.tokens for events in found] == [each.tokens for each in expected]
-    assert backend.counts.captures == before and not backend.graphs.made
+    assert backend.counts.captures == before and not backend.graphs.token_passes
 
 
 def mixed():
@@ -63,8 +63,7 @@ def mixed():
 def test_passes_that_are_not_captured_in_time_are_captured_when_the_engine_is_idle(tiny, engine, monkeypatch):
     monkeypatch.setattr(startup, "CAPTURE_SECONDS", 1e-9)  # one pass
     startup.warm_up(engine, 2)
-    packed = engine.runner.backend.graphs.packed
-    assert packed.left
+    assert engine.captures_left
     model = Gesso(tiny.model, tiny.tokenizer, tiny.defaults, tiny.directory, max_batch=2, max_length=None)
     model.engine, model.driver = engine, Driver(engine)
     beats, taken = [], []
@@ -72,7 +71,7 @@ def test_passes_that_are_not_captured_in_time_are_captured_when_the_engine_is_id
     idle.inbox = queue.SimpleQueue()
     waiting = threading.Thread(target=lambda: taken.append(idle.next_message()))
     waiting.start()
-    wait_until(lambda: not packed.left)
+    wait_until(lambda: not engine.captures_left)
     idle.inbox.put(message := (Heartbeat(), b""))
     waiting.join(PATIENCE)
     assert taken == [message]
@@ -105,10 +104,10 @@ def test_the_warm_up_reads_the_largest_image(tmp_path):
 
 def test_work_without_a_captured_pass_of_its_size_is_served_by_a_larger_one(engine):
     backend, canvas = engine.runner.backend, engine.model.config.canvas_length
-    backend.expect(2, canvas, 512)
-    packed = backend.graphs.packed
-    for packing in [each for each in packed.left if each.tokens in (0, 2 * canvas)]:
-        packed.capture(packing, engine.cache, backend.graphs._capture)
+    engine.capture_next()
+    graphs = backend.graphs
+    for capacity in [each for each in graphs.left if each.canvases in (0, 2 * canvas)]:
+        graphs.capture(capacity, engine.cache)
     before = backend.counts.captures
     result(engine, request(seed=1, max_new_tokens=20))
     assert backend.counts.captures == before
@@ -117,8 +116,8 @@ def test_work_without_a_captured_pass_of_its_size_is_served_by_a_larger_one(engi
 def test_a_server_that_writes_token_by_token_captures_these_passes_at_the_start(engine):
     startup.warm_up(engine, 2, write="tokens")
     backend = engine.runner.backend
-    before, shapes = backend.counts.captures, {len(shape.pieces) for shape in backend.graphs.made}
-    assert shapes == {1, 2}
+    before = backend.counts.captures
+    assert {len(shape.pieces) for shape in backend.graphs.token_passes} == {1, 2}
     diffusion = Diffusion(write="tokens", **BY_TOKEN["tokens"])
     finish(engine, *(engine.submit(request(seed=seed, diffusion=diffusion, max_new_tokens=5)) for seed in range(2)))
     assert backend.counts.captures == before
@@ -130,10 +129,13 @@ def test_the_weights_are_reported_as_loaded_before_the_warm_up(tiny_directory):
     assert sent[-1] == Loading(1.0)
 
 
-def test_only_a_server_expects_requests(tiny):
+def test_in_python_a_pass_is_captured_when_it_is_needed_again(tiny):
     engine = Engine(tiny.model, tiny.decode, backend=CapturesPlainly(tiny.model))
-    result(engine, request(seed=1))
-    assert engine.runner.backend.graphs.packed is None and not engine.captures_left
+    before = engine.runner.backend.counts.captures
+    first = result(engine, request(seed=1, max_new_tokens=1, diffusion=Diffusion(steps=1)))
+    assert engine.runner.backend.counts.captures == before
+    again = result(engine, request(seed=1, max_new_tokens=1, diffusion=Diffusion(steps=1)))
+    assert engine.runner.backend.counts.captures > before and again.tokens == first.tokens
 
 
 def test_metrics_count_the_captures_of_all_engines():

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from gesso.backends.base import Piece, Replayed, Work
 from gesso.backends.cuda.adapters import AdapterBank
+from gesso.backends.cuda.capacities import Expected
 from gesso.backends.cuda.counts import COUNTS
 from gesso.backends.cuda.experts import stays_on_device
 from gesso.backends.cuda.families import ALL, Family, KernelError, Kernels, is_of_kernel, launching
-from gesso.backends.cuda.graphs import Graphs, shape_of
+from gesso.backends.cuda.graphs import Graphs
 from gesso.backends.cuda.kernels import gluon_kernels
 from gesso.backends.cuda.kernels.asked import logits_of
 from gesso.backends.cuda.kernels.attention_tiles import tiles
@@ -25,15 +26,13 @@ from gesso.backends.cuda.kernels.vocab import predict
 from gesso.backends.cuda.kernels.within import draw_within
 from gesso.backends.cuda.linear import product
 from gesso.backends.cuda.network import Plan, flow, note, segments_of
-from gesso.backends.cuda.noise import KernelSource
-from gesso.backends.cuda.packed import Expected
-from gesso.backends.cuda.passes import groups, has_images
+from gesso.backends.cuda.passes import groups
 from gesso.backends.cuda.streaming import Copies, ExpertStream, GpuCopies
 from gesso.backends.torch import TorchBackend
 from gesso.cards.card import Card
 from gesso.cards.running import card_of
 from gesso.checkpoint.quantize.packed import Packed
-from gesso.diffusion.noise import Draws, HashSource
+from gesso.diffusion.noise import Draws
 from gesso.diffusion.prediction import Prediction
 from gesso.errors import GessoError
 from gesso.model.cache import SPARE, KVCache
@@ -92,7 +91,6 @@ def streaming_error(card: Card, reason: str) -> GessoError:
 class CudaPasses(TorchBackend):
     """Passes with fused kernels, operation by operation."""
 
-    source: HashSource = KernelSource()  # of the canvases in a captured pass
     copies: Callable[[torch.device], Copies] = GpuCopies  # of streamed experts
 
     def __init__(self, model: DiffusionGemma, bank: AdapterBank | None = None, kernels: Kernels | None = None) -> None:
@@ -186,19 +184,16 @@ class CudaPasses(TorchBackend):
         return model.is_tied and all(stays_on_device(each, model.config.top_k_experts) for each in modules)
 
     @property
-    def can_pad(self) -> bool:
-        """Whether padding never changes the hidden states of other tokens, to the last bit: only kernels multiply."""
+    def can_pack(self) -> bool:
+        """Whether padding never changes the results of other tokens, to the last bit: only kernels multiply and
+        predict.
+        """
         modules = list(self.model.decoder.modules())
         widths = [module.weight.shape[-1] for module in modules if isinstance(module, Linear)]
         widths += [
             module.down_proj.shape[0] * module.down_proj.shape[-1] for module in modules if isinstance(module, Experts)
         ]
-        return not any(width % 16 for width in widths)
-
-    @property
-    def can_pack(self) -> bool:
-        """Whether canvases may be padded, too: the kernels predict."""
-        return self.can_pad and self.model.dtype == torch.bfloat16
+        return self.model.dtype == torch.bfloat16 and not any(width % 16 for width in widths)
 
     def slot(self, adapter: str | None) -> int:
         return self.bank.slot(adapter)
@@ -223,6 +218,7 @@ class CudaBackend(CudaPasses):
         if self.stream.buffers and not self.kernels.run("experts"):
             raise streaming_error(card_of(model.device), "the card does not convert FP8")
         self.expected: Expected | None = None
+        self.is_server = False  # whether passes are captured before they are needed
         self.may_switch_off = True  # families whose kernels fail; an error otherwise
         self._forget()
 
@@ -311,32 +307,29 @@ class CudaBackend(CudaPasses):
         return None
 
     def divides(self, work: Sequence[Work]) -> bool:
-        if self.stream.buffers:  # each part would copy all streamed experts
-            return False
-        if self.graphs.packed is not None or has_images(work):
-            return groups(work) > 1
-        shape = shape_of(work, self.graphs.pads) if self.graphs.can_capture else None
-        return shape is not None and shape.room > 0 and len(shape.pieces) > 0
+        # With streamed experts, each part would copy all of them.
+        return self.graphs.can_capture and not self.stream.buffers and groups(work) > 1
 
     def expect(self, batch: int, canvas: int, prefill: int) -> None:
         self.expected = Expected(batch, canvas, prefill)
-        self.graphs.expect(self.expected)
+        self._forget()
 
     @torch.no_grad()
     def compile_expected(self, cache: KVCache) -> None:
-        if self.graphs.packed is not None and self.model.device.type == "cuda":
+        if self.graphs.left and self.model.device.type == "cuda":
             try:
-                self.graphs.packed.compile(cache, self.counts)
+                self.graphs.compile(cache, self.counts)
             except Exception as error:  # raised in other threads: the captures compile again, and name the family
                 if not isinstance(error, KernelError) and not is_of_kernel(error):
                     raise
 
     @property
     def captures_left(self) -> int:
-        return 0 if self.graphs.packed is None else len(self.graphs.packed.left)
+        return len(self.graphs.left)
 
     @torch.no_grad()
     def capture_next(self, cache: KVCache) -> None:
+        self.is_server = self.graphs.is_server = True
         try:
             self.graphs.capture_next(cache)
         except KernelError as error:
@@ -359,7 +352,7 @@ class CudaBackend(CudaPasses):
     def _forget(self) -> None:
         # Graphs do not refer to this object: in a reference cycle they would be freed by the garbage collector, at a
         # moment of its choice, and freeing a graph invalidates the capture of another.
-        self.graphs = Graphs(self.passes(self.model, self.bank, self.kernels), self.expected)
+        self.graphs = Graphs(self.passes(self.model, self.bank, self.kernels), self.expected, self.is_server)
 
 
 def _check_repeatable(texts: Sequence[tuple[int, int]], cache: KVCache, error: KernelError) -> None:

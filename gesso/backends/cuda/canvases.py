@@ -1,9 +1,12 @@
-"""The canvases of a captured pass: several that advance together, in tensors that keep their addresses.
+"""The canvases of captured passes: several that advance together, in tensors that keep their addresses.
 
-The canvas of a request is immutable, so that any of them can be kept and resumed. These tensors change at every step. A
-request's canvas is copied in, unless the tensors already hold it, and copied out after the step.
+The canvas of a request is immutable, so that any of them can be kept and resumed. These tensors change at every step.
+Each canvas has a slot. A request's canvas is copied in, unless a slot already holds it, and copied out after the step.
 
-B canvases, C canvas, T = B C, H hidden, M earlier steps.
+Settings are data, so requests with other temperatures, bounds or numbers of steps take the same captured step. A
+request with settings that the kernels do not implement gets the prediction of the pass, and takes its step outside.
+
+B slots, C longest canvas, P = B C places in them, T tokens of a pass, H hidden.
 """
 
 from collections.abc import Sequence
@@ -13,183 +16,193 @@ import torch
 from torch import Tensor
 
 from gesso.backends.base import Denoising
+from gesso.backends.cuda.kernels import advance as kernels
 from gesso.backends.cuda.kernels import embed
-from gesso.backends.cuda.kernels.advance import LONGEST, StepKernels, advances
-from gesso.backends.cuda.noise import KernelSource
-from gesso.diffusion.canvas import FREE, Canvas, Process, State
+from gesso.backends.cuda.kernels.advance import Advanced, CanvasTensors
+from gesso.diffusion.canvas import FREE, Canvas, Process
+from gesso.diffusion.hash import send
 from gesso.diffusion.prediction import Prediction
-from gesso.diffusion.schedule import temperature
 from gesso.model.transformer import DiffusionGemma
 
+PADDING = -1  # in place of a token's place
 
-def _earlier(past_MBC: Tensor) -> tuple[Prediction, ...]:
-    """Return views of earlier predictions. Their argmax, which the built-in rules read, stands for the other fields."""
-    return tuple(Prediction(past_BC, past_BC, past_BC, past_BC) for past_BC in past_MBC)
+
+def takes_step(request: Denoising) -> bool:
+    """Return whether the step of a captured pass is that of this request."""
+    return kernels.implements(request.process, len(request.canvas.tokens_C))
+
+
+class Places:
+    """Where the tokens of a pass, T, are in the slots: at P = B C places. Tables that keep their addresses."""
+
+    def __init__(self, tokens: int, slots: int, length: int, device: torch.device) -> None:
+        self.length = length
+        self.of_token_T = torch.full((tokens,), PADDING, device=device)
+        self.token_P = torch.zeros(slots * length, dtype=torch.long, device=device)
+        self.placed: tuple[tuple[int, int], ...] = ()  # slot and length of each canvas
+
+    def fill(self, placed: tuple[tuple[int, int], ...]) -> None:
+        """Fill the tables for canvases in these slots, of these lengths. Places without a token get the first one."""
+        if placed == self.placed:
+            return
+        of_token_T = torch.full((len(self.of_token_T),), PADDING)
+        token_P = torch.zeros(len(self.token_P), dtype=torch.long)
+        first = 0
+        for slot, length in placed:
+            place = slot * self.length
+            of_token_T[first : first + length] = torch.arange(place, place + length)
+            token_P[place : place + length] = torch.arange(first, first + length)
+            first += length
+        self.of_token_T.copy_(send(of_token_T, self.of_token_T.device))
+        self.token_P.copy_(send(token_P, self.token_P.device))
+        self.placed = placed
 
 
 @dataclass(frozen=True)
-class Advanced:
-    """The canvases after a step, as tensors of a captured pass."""
+class Inputs:
+    """The tokens of the canvases of a pass, padding included, and what their prediction depends on."""
 
-    ints: Tensor  # [5, B, C]: tokens, candidates, most likely tokens, pins, steady steps
-    floats: Tensor  # [2, B, C]: confidences, entropies
-    flags: Tensor  # [2, B, C]: accepted, settled
-    soft_BCH: Tensor
-    converged_B: Tensor
+    tokens_T: Tensor
+    soft_TH: Tensor
+    temperature_T: Tensor
+    key_T2: Tensor
+
+
+class Slots:
+    """The tensors of canvases with different lengths and settings. Each has a slot, and keeps it."""
+
+    def __init__(self, count: int, length: int, model: DiffusionGemma) -> None:
+        device, hidden = model.device, model.config.hidden_size
+        self.count, self.length = count, length
+        self.vocab_size = model.config.vocab_size
+        self.canvases = CanvasTensors(count, length, device)
+        self.soft_BCH = torch.zeros(count, length, hidden, dtype=model.dtype, device=device)
+        self.contents: list[tuple[Canvas, Process] | None] = [None] * count
+
+    def clear(self) -> None:
+        """Empty all slots, so that nothing in them is out of range."""
+        self.contents = [None] * self.count
+        for tensor in (self.canvases.tokens_BC, self.canvases.pin_BC, self.soft_BCH):
+            tensor.zero_()
+
+    def place(self, requests: Sequence[Denoising]) -> list[int]:
+        """Return a slot for each request. Copy its canvas there, unless a slot already holds it."""
+        unclaimed = dict(enumerate(self.contents))
+        kept: dict[int, int] = {}  # the slot by the number of a request whose canvas is already in it
+        for number, request in enumerate(requests):
+            slot = next((slot for slot, content in unclaimed.items() if _is_of(request, content)), None)
+            if slot is not None:
+                kept[number] = slot
+                del unclaimed[slot]
+        free = iter(unclaimed)
+        slots = []
+        for number, request in enumerate(requests):
+            slot = kept.get(number)
+            if slot is None:
+                slot = next(free)
+                self._put(slot, request)
+            slots.append(slot)
+        self.contents = [None] * self.count  # until the step has succeeded
+        return slots
+
+    def _put(self, slot: int, request: Denoising) -> None:
+        tensors, canvas, process = self.canvases, request.canvas, request.process
+        assert isinstance(process.seed, int)
+        seed = process.seed - (1 << 64) if process.seed >= 1 << 63 else process.seed
+        device = self.soft_BCH.device
+        tensors.numbers_KB[:, slot] = send(torch.tensor(kernels.numbers(process), dtype=torch.float64), device)
+        tensors.eos_BE[slot] = send(torch.tensor(kernels.end_tokens(process)), device)
+        tensors.seed_B[slot] = seed
+        tensors.index_B[slot] = canvas.index + (canvas.attempt << 24)
+        tensors.step_B[slot] = canvas.step
+        _fill(tensors.tokens_BC[slot], canvas.tokens_C, 0)
+        _fill(tensors.pin_BC[slot], canvas.pin_C, 0)  # what follows the canvas is pinned
+        _fill(tensors.steady_BC[slot], canvas.steady_C, 0)
+        _fill(tensors.settled_BC[slot], canvas.settled_C, 0)
+        _fill(self.soft_BCH[slot], canvas.soft_CH, 0)
+        memory = len(tensors.past_MBC)
+        for back in range(1, memory + 1):
+            argmax_C = canvas.history[-back].argmax_C if back <= len(canvas.history) else None
+            _fill(tensors.past_MBC[memory - back, slot], argmax_C, FREE)  # no such step: tokens that equal none
+
+    # --- the captured operations ----------------------------------------------------------------------------------
+
+    def prepare(self, places: Places) -> Inputs:
+        """Return the tokens of a pass, with what their prediction depends on."""
+        canvases = self.canvases
+        kernels.prepare(canvases, self.vocab_size)
+        place_T = places.of_token_T.clamp(min=0)
+        return Inputs(
+            tokens_T=canvases.tokens_BC.flatten()[place_T],
+            soft_TH=self.soft_BCH.flatten(0, 1)[place_T],
+            temperature_T=canvases.temperature_BC.flatten()[place_T],
+            key_T2=canvases.key_BC2.flatten(0, 1)[place_T],
+        )
+
+    def step(self, prediction: Prediction, places: Places, model: DiffusionGemma) -> Advanced:
+        """Advance all canvases by one denoising step, from the prediction for the tokens of a pass."""
+        assert prediction.soft_CH is not None
+        embed.with_pins(
+            places.of_token_T,
+            self.canvases.pin_BC.flatten(),
+            prediction.soft_CH,
+            model.decoder.embed_tokens.weight,
+            model.embed_scale,
+            self.soft_BCH.flatten(0, 1),
+        )
+        in_slots = Prediction(
+            prediction.candidate_C[places.token_P],
+            prediction.argmax_C[places.token_P],
+            prediction.confidence_C[places.token_P],
+            prediction.entropy_C[places.token_P],
+        )
+        after = Advanced.empty(self.canvases.tokens_BC)
+        kernels.advance(self.canvases, in_slots, after)
+        return after
+
+    # --- back on the host -----------------------------------------------------------------------------------------
+
+    def advanced(self, placed: Sequence[tuple[int, Denoising]], after: Advanced) -> list[Canvas]:
+        """Return the canvases after the step of requests in these slots."""
+        if not placed:
+            return []
+        has_converged = _converged([request for _, request in placed], after)
+        copies = replace(
+            after,
+            ints_5BC=after.ints_5BC.clone(),
+            floats_2BC=after.floats_2BC.clone(),
+            flags_2BC=after.flags_2BC.clone(),
+        )
+        canvases = []
+        for slot, request in placed:
+            length = len(request.canvas.tokens_C)
+            canvas = _canvas_after(request, slot, copies, self.soft_BCH[slot, :length].clone(), has_converged[slot])
+            canvases.append(canvas)
+            self.contents[slot] = canvas, request.process
+        return canvases
+
+
+def _is_of(request: Denoising, content: tuple[Canvas, Process] | None) -> bool:
+    """Return whether a slot holds the canvas of a request. A draft may be resumed by one with another seed."""
+    return content is not None and content[0] is request.canvas and content[1] is request.process
 
 
 def _fill(target_C: Tensor, value_C: Tensor | None, rest: float) -> None:
     """Copy a value, which may be shorter, and fill the rest."""
+    length = 0 if value_C is None else len(value_C)
     if value_C is not None:
-        target_C[: len(value_C)].copy_(value_C)
-    if value_C is None or len(value_C) < len(target_C):
-        target_C[0 if value_C is None else len(value_C) :].fill_(rest)
+        target_C[:length].copy_(value_C)
+    if length < len(target_C):
+        target_C[length:].fill_(rest)
 
 
-class Canvases:
-    """The tensors of several canvases under the same settings."""
-
-    def __init__(self, process: Process, tokens_BC: Tensor, soft_BCH: Tensor) -> None:
-        """Make the tensors of canvases of a process whose seed is a tensor [B]."""
-        assert isinstance(process.seed, Tensor)
-        self.process, self.seed_B = process, process.seed
-        count, device = len(tokens_BC), tokens_BC.device
-        self.process.eos_E  # noqa: B018 - compute it now: a copy from the host cannot be captured
-        # One tensor for all earlier steps: it moves by one step in one copy.
-        self.past_MBC = tokens_BC.new_zeros(process.memory, *tokens_BC.shape)
-        self.canvas = State(
-            index=torch.zeros_like(self.seed_B),
-            attempt=0,
-            tokens_C=tokens_BC,
-            pin_C=torch.full_like(tokens_BC, FREE),
-            # float64, because the host computes temperatures in it too
-            step=torch.zeros(count, dtype=torch.float64, device=device),
-            soft_CH=soft_BCH,
-            history=_earlier(self.past_MBC),
-            accepted_C=torch.zeros_like(tokens_BC, dtype=torch.bool),
-            steady_C=torch.zeros_like(tokens_BC),
-            settled_C=torch.zeros_like(tokens_BC, dtype=torch.bool),
-        )
-        # The canvases that these tensors hold. A draft may be resumed by a request with another seed.
-        self.held: list[tuple[Canvas, Process] | None] = [None] * count
-        self.kernels = None
-        uniform = type(process) is Process  # in `slots.py` settings are tensors
-        fits = uniform and isinstance(process.source, KernelSource) and tokens_BC.shape[1] <= LONGEST
-        if fits and advances(process.settings):
-            self.kernels = StepKernels(process.settings, process.vocab_size, tokens_BC)
-
-    def load(self, requests: Sequence[Denoising]) -> None:
-        """Copy the canvases of these requests into the tensors."""
-        for i, request in enumerate(requests):
-            if not holds(self.held[i], request):
-                self._put(i, request)
-        self.held = [None] * len(requests)  # until the step has succeeded
-
-    def _put(self, i: int, request: Denoising) -> None:
-        batch, canvas = self.canvas, request.canvas
-        seed = request.process.seed
-        assert isinstance(seed, int)
-        self.seed_B[i] = seed - (1 << 64) if seed >= 1 << 63 else seed
-        batch.index[i] = canvas.index + (canvas.attempt << 24)
-        batch.step[i] = canvas.step
-        for name in ("tokens_C", "pin_C", "soft_CH", "accepted_C", "steady_C", "settled_C"):
-            _fill(getattr(batch, name)[i], getattr(canvas, name), 0)
-        for back in range(1, len(self.past_MBC) + 1):
-            argmax_C = canvas.history[-back].argmax_C if back <= len(canvas.history) else None
-            _fill(self.past_MBC[-back, i], argmax_C, FREE)  # without such a step: tokens that equal none
-
-    # --- on the device --------------------------------------------------------------------------------------------
-
-    def prepare(self, temperature_T: Tensor, key_T2: Tensor) -> None:
-        """Write the temperatures and keys of the step."""
-        if self.kernels:
-            self.kernels.prepare(self.seed_B, self.canvas.index, self.canvas.step, temperature_T, key_T2)
-            return
-        count, length = self.canvas.tokens_C.shape
-        settings = self.process.settings
-        temperature_B, keys_BC2 = temperature(settings, settings.steps - self.canvas.step), self.keys()
-        temperature_T.view(count, length).copy_(temperature_B[:, None].expand(-1, length))
-        key_T2.view(count, length, 2).copy_(keys_BC2)
-
-    def keys(self) -> Tensor:
-        """Return the hash keys [B, C, 2] of the step."""
-        keys_BC2 = self.process.draws(self.canvas).keys(self.canvas.tokens_C.shape[1])
-        assert keys_BC2 is not None
-        return keys_BC2
-
-    def step(self, prediction: Prediction, model: DiffusionGemma) -> Advanced:
-        """Advance all canvases by one denoising step."""
-        if self.kernels:
-            return self._step_by_kernels(self.kernels, prediction, model)
-        batch = self.canvas
-        shape = batch.tokens_C.shape
-        given = replace(prediction, soft_CH=None).tensors()
-        batched = Prediction(**{name: tensor.view(*shape, *tensor.shape[1:]) for name, tensor in given.items()})
-        soft_BCH = batch.soft_CH  # unchanged without self-conditioning
-        if prediction.soft_CH is not None:
-            soft_BCH = model.conditioning(batch.pin_C.flatten(), prediction.soft_CH).view(*shape, -1)
-        after = self.process.evolve(batch, replace(batched, soft_CH=soft_BCH))
-        now = after.history[-1]
-        assert after.soft_CH is not None and after.steady_C is not None and after.settled_C is not None
-        assert after.accepted_C is not None
-        advanced = Advanced(
-            ints=torch.stack([after.tokens_C, now.candidate_C, now.argmax_C, after.pin_C, after.steady_C]),
-            floats=torch.stack([now.confidence_C, now.entropy_C]),
-            flags=torch.stack([after.accepted_C, after.settled_C]),
-            soft_BCH=after.soft_CH,
-            converged_B=self.process.converged(after),
-        )
-        for name in ("tokens_C", "pin_C", "soft_CH", "accepted_C", "steady_C", "settled_C", "step"):
-            getattr(batch, name).copy_(getattr(after, name))
-        if len(self.past_MBC):
-            self.past_MBC.copy_(torch.cat([self.past_MBC[1:], now.argmax_C[None]]))
-        return advanced
-
-    def _step_by_kernels(self, kernels: StepKernels, prediction: Prediction, model: DiffusionGemma) -> Advanced:
-        """Advance all canvases by one denoising step with the default sampler."""
-        batch = self.canvas
-        assert batch.soft_CH is not None and batch.accepted_C is not None
-        if prediction.soft_CH is not None:
-            table = model.decoder.embed_tokens.weight
-            pin_T, soft_TH = batch.pin_C.flatten(), batch.soft_CH.flatten(0, 1)
-            embed.with_pins(pin_T, prediction.soft_CH, table, model.embed_scale, soft_TH)
-        past_MBC = self.past_MBC if len(self.past_MBC) else None
-        ints, floats, flags, converged_B = kernels.advance(
-            prediction, batch.pin_C, batch.tokens_C, batch.accepted_C, batch.step, past_MBC
-        )
-        return Advanced(ints, floats, flags, batch.soft_CH, converged_B)
-
-    # --- back on the host -----------------------------------------------------------------------------------------
-
-    def after(self, requests: Sequence[Denoising], advanced: Advanced) -> list[Canvas]:
-        """Return the canvas of each request after the step."""
-        copies = replace(
-            advanced,
-            ints=advanced.ints.clone(),
-            floats=advanced.floats.clone(),
-            flags=advanced.flags.clone(),
-            soft_BCH=advanced.soft_BCH.clone(),
-        )
-        flags = converged(requests, advanced)[: len(requests)]
-        after = [
-            canvas_after(request, i, copies, is_over)
-            for i, (request, is_over) in enumerate(zip(requests, flags, strict=True))
-        ]
-        self.held = [(canvas, request.process) for canvas, request in zip(after, requests, strict=True)]
-        return after
-
-
-def holds(held: tuple[Canvas, Process] | None, request: Denoising) -> bool:
-    return held is not None and held[0] is request.canvas and held[1] is request.process
-
-
-def canvas_after(request: Denoising, i: int, advanced: Advanced, is_over: bool) -> Canvas:
-    """Return the canvas of a request, which is the i-th one."""
+def _canvas_after(request: Denoising, slot: int, after: Advanced, soft_CH: Tensor, has_converged: bool) -> Canvas:
+    """Return the canvas of a request after the step."""
     before, process = request.canvas, request.process
-    part, settles = slice(len(before.tokens_C)), process.settings.settle > 0
-    tokens_C, candidate_C, argmax_C, pin_C, steady_C = advanced.ints[:, i, part].unbind()
-    confidence_C, entropy_C = advanced.floats[:, i, part].unbind()
-    accepted_C, settled_C = advanced.flags[:, i, part].unbind()
+    part = slice(len(before.tokens_C))
+    tokens_C, candidate_C, argmax_C, pin_C, steady_C = after.ints_5BC[:, slot, part].unbind()
+    confidence_C, entropy_C = after.floats_2BC[:, slot, part].unbind()
+    accepted_C, settled_C = after.flags_2BC[:, slot, part].unbind()
     prediction = Prediction(
         candidate_C,
         argmax_C,
@@ -197,27 +210,28 @@ def canvas_after(request: Denoising, i: int, advanced: Advanced, is_over: bool) 
         entropy_C,
         remaining=process.settings.steps - before.step,
     )
+    settles = process.settings.settle > 0
     return replace(
         before,
         tokens_C=tokens_C,
         pin_C=pin_C,
         step=before.step + 1,
-        soft_CH=advanced.soft_BCH[i, part],
+        soft_CH=soft_CH,
         history=(*before.history, prediction),
         accepted_C=accepted_C,
         steady_C=steady_C if settles else None,
         settled_C=settled_C if settles else None,
-        reason=process.reason(is_over, before.step + 1),
+        reason=process.reason(has_converged, before.step + 1),
     )
 
 
-def converged(requests: Sequence[Denoising], advanced: Advanced) -> list[bool]:
-    """Return whether each canvas has converged. Reading this from the device waits for the step.
+def _converged(requests: Sequence[Denoising], after: Advanced) -> list[bool]:
+    """Return whether the canvas in each slot has converged. Reading this from the device waits for the step.
 
     With a fixed number of steps and no pins no canvas converges early, and there is nothing to wait for. The GPU then
     has the next step queued when this one ends.
     """
     if all(request.process.settings.stopping == "fixed" and not request.has_pins for request in requests):
-        return [False] * len(advanced.converged_B)
-    flags: list[bool] = advanced.converged_B.tolist()
+        return [False] * len(after.converged_B)
+    flags: list[bool] = after.converged_B.tolist()
     return flags

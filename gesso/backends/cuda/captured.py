@@ -30,7 +30,7 @@ class Captured(ABC):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.replay: Callable[[], None] = self._pass
-        self.has_run = self.is_captured = False
+        self.is_captured = False
 
     @abstractmethod
     def _pass(self) -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 from gesso.backends.base import Denoising, Kind, Piece, Work
 from gesso.backends.cuda.kernels.segments import Segment
 from gesso.backends.cuda.network import Plan
-from gesso.diffusion.noise import HashSource
 from gesso.diffusion.prediction import Prediction
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma
@@ -21,16 +20,10 @@ class Passes(Protocol):
     """The operations of a pass, in the order in which a graph captures them."""
 
     model: DiffusionGemma
-    source: HashSource  # of the canvases in a captured pass
 
     @property
     def can_capture(self) -> bool:
         """Whether a pass reads nothing on the host."""
-        ...
-
-    @property
-    def can_pad(self) -> bool:
-        """Whether padding never changes the hidden states of other tokens, to the last bit."""
         ...
 
     def slot(self, adapter: str | None) -> int:
@@ -39,7 +32,7 @@ class Passes(Protocol):
 
     @property
     def can_pack(self) -> bool:
-        """Whether canvases may be padded, too."""
+        """Whether padding never changes the results of other tokens, to the last bit."""
         ...
 
     def plan(

@@ -14,12 +14,12 @@ from gesso.adapters.tied import split_encoder  # noqa: E402
 from gesso.backends.base import Piece  # noqa: E402
 from gesso.backends.cuda import CudaBackend, network  # noqa: E402
 from gesso.backends.cuda.adapters import AdapterBank, Site  # noqa: E402
-from gesso.backends.cuda.graphs import Graph, shape_of  # noqa: E402
+from gesso.backends.cuda.capacities import Capacity  # noqa: E402
 from gesso.backends.cuda.kernels.segments import Segment  # noqa: E402
 from gesso.backends.torch import TorchBackend  # noqa: E402
 from gesso.checkpoint import random_weights  # noqa: E402
 from gesso.errors import InputError  # noqa: E402
-from tests.backends.cuda.test_model import TEXT, make  # noqa: E402
+from tests.backends.cuda.test_model import TEXT, make, packed_pass  # noqa: E402
 
 SHORT = TEXT | {
     "num_hidden_layers": 1, "layer_types": ["sliding_attention"], "hidden_size": 64, "intermediate_size": 32,
@@ -64,7 +64,7 @@ def test_mixed_adapters_in_a_batch_equal_each_alone_and_the_plain_model():
     add(model, "one")
     add(model, "second", rank=20)
     backend = CudaBackend(model)
-    assert backend.can_capture and backend.can_pad
+    assert backend.can_capture
     mixed = canvases(backend, ["one", None, "second"])
     assert torch.equal(mixed[1], expected[0])
     assert torch.equal(mixed[2], canvases(backend, ["skip", "skip", "second"])[0])
@@ -94,8 +94,8 @@ def test_a_captured_pass_serves_every_adapter_also_one_that_is_attached_later(mo
     model = new_model()
     add(model, "one", targets=("attention", "mlp"))
     backend = CudaBackend(model)
-    passes, work, cache = backend.graphs.backend, [Reading("one")], model.new_cache(1, 64)
-    graph = Graph(passes, shape_of(work, pads=True), work, cache)
+    passes, cache = backend.graphs.backend, model.new_cache(1, 64)
+    graph = packed_pass(passes, Capacity(canvases=0, texts=16), cache)
 
     def replayed(name):
         cache.cut(0, 0)

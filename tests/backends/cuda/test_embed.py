@@ -36,11 +36,14 @@ def test_conditioned_tokens_match_plain_embedding_and_norm(table):
 
 
 def test_pinned_positions_get_the_embedding_of_their_token(table):
-    pin_T, soft_TH = torch.tensor([-1, 0, 29, -1], device=DEVICE), rows(4)
+    pin_P, soft_TH = torch.tensor([-1, 0, 29, -1, -1], device=DEVICE), rows(5)
+    place_T = torch.tensor([3, 0, -1, 1, 2], device=DEVICE)
     model = SimpleNamespace(embed=lambda ids, stack: F.embedding(ids, table) * SCALE, decoder=None)
-    out_TH = torch.full_like(soft_TH, torch.nan)
-    embed.with_pins(pin_T, soft_TH, table, SCALE, out_TH)
-    assert torch.equal(out_TH, DiffusionGemma.conditioning(model, pin_T, soft_TH))
+    out_PH = torch.full_like(soft_TH, torch.nan)
+    embed.with_pins(place_T, pin_P, soft_TH, table, SCALE, out_PH)
+    expected_PH = DiffusionGemma.conditioning(model, pin_P[:4], soft_TH[[1, 3, 4, 0]])
+    assert torch.equal(out_PH[:4], expected_PH)
+    assert out_PH[4].isnan().all(), "padding is written nowhere"
 
 
 @pytest.mark.parametrize("fraction, proportional", [(1.0, False), (0.25, True)])

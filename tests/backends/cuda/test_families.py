@@ -148,7 +148,7 @@ def test_a_server_becomes_ready_without_captured_passes(model, monkeypatch):
     while backend.captures_left:
         backend.capture_next(cache)
     texts(model, backend, [request(1)])
-    assert backend.graphs.packed is None and not backend.graphs.can_capture
+    assert not backend.graphs.packed and not backend.graphs.can_capture
     backend.fix_kernels()
     assert len(texts(model, backend, [request(2)])) == 1
 

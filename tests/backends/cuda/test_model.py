@@ -22,11 +22,11 @@ pytest.importorskip("triton")
 from gesso.backends.base import Backend, Piece  # noqa: E402
 from gesso.backends.cuda import CudaBackend, linear, supports  # noqa: E402
 from gesso.backends.cuda.activations import AdaptedMatrix, NextNorm  # noqa: E402
-from gesso.backends.cuda.graphs import Graph, shape_of  # noqa: E402
+from gesso.backends.cuda.canvases import Slots  # noqa: E402
+from gesso.backends.cuda.capacities import Capacity, Expected  # noqa: E402
 from gesso.backends.cuda.kernels import rows  # noqa: E402
 from gesso.backends.cuda.network import run_layer  # noqa: E402
-from gesso.backends.cuda.packed import Expected, PackedPass, Packing  # noqa: E402
-from gesso.backends.cuda.slots import Slots  # noqa: E402
+from gesso.backends.cuda.packed import PackedPass  # noqa: E402
 from gesso.backends.torch import TorchBackend  # noqa: E402
 from gesso.model.rope import frequencies, rotation  # noqa: E402
 from tests.backends.passes import Reading, denoise, encode  # noqa: E402
@@ -93,7 +93,7 @@ def test_cuda_backend_runs_a_model_of_mixed_formats():
     model = mix(make(config, None))
     assert {module.format for module in model.modules() if isinstance(module, Packed)} == {"fp8", "uint4"}
     backend = CudaBackend(model)
-    assert backend.graphs.backend.can_capture and backend.graphs.backend.can_pad
+    assert backend.graphs.backend.can_capture
     expected, found = logits(TorchBackend(model), 1), logits(backend, 1)
     error = (found - expected).norm() / expected.norm()
     assert 1e-3 < error < 0.2, "only FP8 matrices round activations"
@@ -113,19 +113,21 @@ def test_dense_products_of_different_formats_equal_separate_products():
         assert torch.equal(linear.gated(x_TI, *pair, [6]), F.gelu(one, approximate="tanh") * two)
 
 
+def packed_pass(passes, capacity, cache):
+    expected = Expected(batch=2, canvas=8, prefill=16)
+    return PackedPass(passes, capacity, Slots(expected.batch, expected.canvas, passes.model), expected, cache)
+
+
 @torch.no_grad()
 def test_padded_texts_share_a_graph_and_keep_their_bits():
     """tests/gpu/test_real_width.py does the same in every format."""
     config = random_weights.config_of("mini", **TEXT | {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]})
     passes = CudaBackend(make(config, None)).graphs.backend
-    assert passes.can_pad
     caches = [passes.model.new_cache(1, 64) for _ in range(2)]
-    first, second = Reading(0, tuple(range(11))), Reading(0, (7, 5, 3))
-    shape = shape_of([first], pads=True)
-    assert shape == shape_of([second], pads=True) and (shape.room, shape.pieces) == (16, ())
-    graph = Graph(passes, shape, [first], caches[1])  # for the length of the first, but run with the second
-    expected = passes.run([Piece(0, torch.tensor(second.text), causal=True)], caches[0])
-    assert torch.equal(graph.run([second], caches[1]).scored[0], expected[0])
+    reading = Reading(0, (7, 5, 3))
+    packed = packed_pass(passes, Capacity(canvases=0, texts=16), caches[1])
+    expected = passes.run([Piece(0, torch.tensor(reading.text), causal=True)], caches[0])
+    assert torch.equal(packed.run([reading], caches[1]).scored[0], expected[0])
     (plain,), (padded,) = (cache.layers for cache in caches)
     assert torch.equal(plain.k[0], padded.k[0]) and torch.equal(plain.v[0], padded.v[0])
 
@@ -203,9 +205,7 @@ def test_packed_canvases_keep_their_bits():
     for row, (text, length) in enumerate((((1, 2, 3, 4, 5), 5), ((), 3))):
         own = process(settings=Diffusion(steps=4 + row), seed=row)
         work.append(Writing(row, (text,) if text else (), own.blank(0, length, {}), own))
-    expected = Expected(batch=2, canvas=8, prefill=16)
-    slots = Slots(2, 8, model, passes.source)
-    packed = PackedPass(passes, Packing(tokens=10, room=6), slots, expected, caches[1])
+    packed = packed_pass(passes, Capacity(canvases=10, texts=6, any_canvases=True), caches[1])
     steps = packed.run(work, caches[1]).steps()
     for item, step in zip(work, steps, strict=True):
         pieces = [Piece(item.row, torch.tensor(text), causal=True) for text in item.texts]

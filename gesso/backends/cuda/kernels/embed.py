@@ -3,7 +3,7 @@
 The plain versions are `SelfConditioning.condition`, `DiffusionGemma.conditioning` and `rotation` in `gesso/model`. Each
 kernel replaces five to seven launches.
 
-T tokens, H hidden, V vocabulary, D head dim, F = D/2 frequencies.
+T tokens, P places of tokens, H hidden, V vocabulary, D head dim, F = D/2 frequencies.
 """
 
 import torch
@@ -29,11 +29,16 @@ def conditioned(token_T: Tensor, table_VH: Weight, embed_scale: float, signal_TH
     return out_TH
 
 
-def with_pins(pin_T: Tensor, soft_TH: Tensor, table_VH: Weight, embed_scale: float, out_TH: Tensor) -> None:
-    """Write the soft embeddings, or the embedding of the pinned token where `pin_T` is not negative."""
+def with_pins(
+    place_T: Tensor, pin_P: Tensor, soft_TH: Tensor, table_VH: Weight, embed_scale: float, out_PH: Tensor
+) -> None:
+    """Write each soft embedding to its place, or the embedding of the token that is pinned there.
+
+    Places without a pin have a negative number in `pin_P`. Tokens with a negative place are padding.
+    """
     width = soft_TH.shape[1]
-    _with_pins[(len(pin_T),)](
-        *(pin_T, soft_TH, *_tensors(table_VH), out_TH, embed_scale, width),
+    _with_pins[(len(place_T),)](
+        *(place_T, pin_P, soft_TH, *_tensors(table_VH), out_PH, embed_scale, width),
         COLUMNS=triton.next_power_of_2(width),
         num_warps=WARPS,
     )
@@ -87,16 +92,19 @@ def _conditioned(
 
 
 @triton.jit
-def _with_pins(pin_T, soft_TH, table_VH, scale_V, out_TH, embed_scale, width, COLUMNS: tl.constexpr):
-    """Copy one soft embedding, or embed the pinned token. Grid: (T,). soft and out are [T, H]. Latency-bound."""
+def _with_pins(place_T, pin_P, soft_TH, table_VH, scale_V, out_PH, embed_scale, width, COLUMNS: tl.constexpr):
+    """Copy one soft embedding, or embed the pinned token. Grid: (T,). soft is [T, H], out [P, H]. Latency-bound."""
     column = tl.arange(0, COLUMNS)
-    at = tl.program_id(0).to(tl.int64) * width + column
-    pin = tl.load(pin_T + tl.program_id(0))
-    if pin >= 0:
-        row = _embedded(table_VH, scale_V, pin, embed_scale, column, width, out_TH.dtype.element_ty)
-        tl.store(out_TH + at, row, mask=column < width)
-    else:
-        tl.store(out_TH + at, tl.load(soft_TH + at, mask=column < width), mask=column < width)
+    place = tl.load(place_T + tl.program_id(0))
+    if place >= 0:
+        to = place * width + column
+        pin = tl.load(pin_P + place)
+        if pin >= 0:
+            row = _embedded(table_VH, scale_V, pin, embed_scale, column, width, out_PH.dtype.element_ty)
+            tl.store(out_PH + to, row, mask=column < width)
+        else:
+            at = tl.program_id(0).to(tl.int64) * width + column
+            tl.store(out_PH + to, tl.load(soft_TH + at, mask=column < width), mask=column < width)
 
 
 @triton.jit

@@ -1,16 +1,10 @@
-"""The hashes of `gesso/diffusion/hash.py` in Triton, to the bit: functions for other kernels, and all hashes of a step
-in one launch.
+"""The hashes of `gesso/diffusion/hash.py` in Triton, to the bit: functions for other kernels.
 
-A step needs them twice. As plain operations they are a hundred launches each time, which together compute for less than
-a microsecond.
-
-B canvases, C positions of each.
+As plain operations the hashes of a step are a hundred launches, which together compute for less than a microsecond.
 """
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from gesso.backends.cuda.kernels.capped import LOG2E
 from gesso.backends.cuda.kernels.special import log2
@@ -19,27 +13,6 @@ from gesso.diffusion import hash
 _GOLDEN = tl.constexpr(hash.GOLDEN)
 _M1 = tl.constexpr(hash._M1)
 _M2 = tl.constexpr(hash._M2)
-
-POSITIONS = 256  # per program
-
-
-def position_keys(seed_B: Tensor, canvas_B: Tensor, step_B: Tensor, stream: int, length: int) -> Tensor:
-    """Return two hashes per position, [B, C, 2]. Nothing is read on the host, so this can be captured."""
-    key_BC2 = torch.empty(len(seed_B), length, 2, dtype=torch.int32, device=seed_B.device)
-    _positions[len(seed_B), triton.cdiv(length, POSITIONS)](
-        seed_B, canvas_B, step_B, key_BC2, STREAM=stream, LENGTH=length, LIMIT=0, POSITIONS=POSITIONS
-    )
-    return key_BC2
-
-
-def position_tokens(seed_B: Tensor, canvas_B: Tensor, step_B: Tensor, stream: int, length: int, limit: int) -> Tensor:
-    """Return one integer in [0, limit) per position, [B, C]."""
-    token_BC = torch.empty(len(seed_B), length, dtype=torch.int64, device=seed_B.device)
-    _positions[len(seed_B), triton.cdiv(length, POSITIONS)](
-        seed_B, canvas_B, step_B, token_BC, STREAM=stream, LENGTH=length, LIMIT=limit, POSITIONS=POSITIONS
-    )
-    return token_BC
-
 
 # --- functions --------------------------------------------------------------------------------------------------------
 
@@ -104,9 +77,6 @@ def _between_one_and_two(bits):
     return (bits | 0x3F800000).to(tl.float32, bitcast=True)
 
 
-# --- kernels ----------------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def _step_hash(half, seed, canvas, step, STREAM: tl.constexpr):
     """Return the hash shared by all positions of a step, for the first or the second of a position's two hashes."""
@@ -123,25 +93,3 @@ def position_hash(position, half, seed, canvas, step, STREAM: tl.constexpr):
     own = _step_hash(half, seed, canvas, step, STREAM)
     other = _step_hash(1 - half, seed, canvas, step, STREAM)
     return mix(mix(position * _GOLDEN ^ own) + other)
-
-
-@triton.jit
-def _positions(
-    seed_B, canvas_B, step_B, out,
-    STREAM: tl.constexpr, LENGTH: tl.constexpr,
-    LIMIT: tl.constexpr,
-    POSITIONS: tl.constexpr,
-):  # fmt: skip
-    """Hash POSITIONS positions of one canvas.
-
-    Grid: (B, C / POSITIONS). seed, canvas and step are [B]. If LIMIT is 0, out is [B, C, 2] with both hashes of a
-    position; otherwise [B, C] with an integer below LIMIT, computed from the first hash. Latency-bound.
-    """
-    row = tl.program_id(0)
-    seed, canvas, step = tl.load(seed_B + row), tl.load(canvas_B + row), tl.load(step_B + row)
-    PER_POSITION: tl.constexpr = 1 if LIMIT else 2
-    index = tl.program_id(1) * (POSITIONS * PER_POSITION) + tl.arange(0, POSITIONS * PER_POSITION)
-    hashes = position_hash(index // PER_POSITION, index % PER_POSITION, seed, canvas, step, STREAM)
-    if LIMIT:
-        hashes = below(hashes, LIMIT)
-    tl.store(out + row * (LENGTH * PER_POSITION) + index, hashes, mask=index < LENGTH * PER_POSITION)
