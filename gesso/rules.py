@@ -16,8 +16,6 @@ class Rule:
 
     kind: ClassVar[str]  # the setting that names such a rule: "sampler" or "stopping"
     needs: ClassVar[frozenset[Need]] = frozenset()
-    # A rule that reads values on the host, with `.item()` or `if`, cannot be part of a captured pass.
-    reads_host: ClassVar[bool] = True
 
     @property
     def memory(self) -> int:

@@ -10,13 +10,12 @@ A canvas is a block of tokens that are written together. It starts as random tok
 
 Canvases are immutable: a step makes a new one, so any of them can be kept and resumed.
 
-B canvases, C positions, H hidden, V vocabulary, E end-of-text tokens.
+C positions, H hidden, V vocabulary, E end-of-text tokens.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,26 +32,20 @@ from gesso.rules import Need
 from gesso.settings import Diffusion
 
 FREE = -1  # in `pin_C`: the position is not pinned
-N = TypeVar("N", int, Tensor)  # a number of one canvas, or of several [B]: see `State`
-S = TypeVar("S", "Canvas", "State[Tensor]")
 
 
 @dataclass(frozen=True)
-class State(Generic[N]):
-    """What a denoising step reads and changes, for the `Canvas` of one request.
-
-    A backend may step several canvases of one length together. Every tensor then has a leading dimension B, and index
-    and step are tensors [B] that the host does not read. The step works on the last dimension, so its code is the same.
-    """
+class Canvas:
+    """A canvas: what a denoising step reads and changes."""
 
     # Which canvas this is.
-    index: N  # its number in the text
+    index: int  # its number in the text
     attempt: int  # 1 if the canvas is drawn again, with other random numbers
 
     # What the network reads in the next step.
     tokens_C: Tensor
     pin_C: Tensor  # the token a position must hold, or FREE
-    step: N  # steps taken
+    step: int  # steps taken
     soft_CH: Tensor | None = None  # self-conditioning for the next step
 
     # What earlier steps did.
@@ -68,11 +61,6 @@ class State(Generic[N]):
         """The text of the canvas: the most probable tokens of the last prediction, not the last sample."""
         return self.history[-1].argmax_C
 
-
-@dataclass(frozen=True)
-class Canvas(State[int]):
-    """The canvas of one request."""
-
     @property
     def final(self) -> int:
         """Number of leading tokens that no later step can change: settled tokens, and the caller's pins."""
@@ -85,7 +73,7 @@ class Process:
 
     settings: Diffusion
     source: NoiseSource
-    seed: int | Tensor  # of one canvas, or of several [B]
+    seed: int
     vocab_size: int
     eos: frozenset[int]
     device: torch.device
@@ -110,15 +98,14 @@ class Process:
         """Return the temperature of the step that the canvas is about to take."""
         return temperature(self.settings, self.settings.steps - canvas.step)
 
-    def draws(self, canvas: State[N]) -> Draws:
+    def draws(self, canvas: Canvas) -> Draws:
         """Return the random numbers of the step that the canvas is about to take."""
         if self.settings.verified:
-            assert isinstance(self.seed, int) and isinstance(canvas.index, int)
             length = len(canvas.tokens_C) // 2
             return TokenDraws.of_verified(self.source, self.seed, canvas.index, length, self.device)
         return self._draws(canvas.index, canvas.attempt, canvas.step + 1)
 
-    def _draws(self, index: N, attempt: int, step: N) -> Draws:
+    def _draws(self, index: int, attempt: int, step: int) -> Draws:
         return self.source.at(self.seed, index + (attempt << 24), step, self.device)
 
     def candidates(self, canvas: Canvas, logits_CV: Tensor) -> Tensor:
@@ -132,20 +119,15 @@ class Process:
 
     def advance(self, canvas: Canvas, prediction: Prediction) -> Canvas:
         """Take one denoising step, and apply the stopping rule."""
-        advanced = self.evolve(canvas, prediction)
-        judged_C = self.judged(advanced)
-        converged = not judged_C.any() or bool(self._stops(advanced, judged_C))
+        advanced = self._evolve(canvas, prediction)
+        converged = self._has_converged(advanced)
         # Logits are for the rules of this step only: a history of them would take gigabytes.
         *earlier, latest = advanced.history
         history = (*earlier, replace(latest, logits_CV=None))
         return replace(advanced, history=history, reason=self.reason(converged, advanced.step))
 
-    def evolve(self, canvas: S, prediction: Prediction) -> S:
-        """Take one denoising step without the stopping rule: keep the pins, sample, renoise and settle.
-
-        With the default source and a built-in sampler, this and `converged` read nothing on the host. They can be
-        captured in a graph, for several canvases at a time.
-        """
+    def _evolve(self, canvas: Canvas, prediction: Prediction) -> Canvas:
+        """Take one denoising step without the stopping rule: keep the pins, sample, renoise and settle."""
         remaining = self.settings.steps - canvas.step
         sampler = sampler_of(self.settings)
         context = StepContext(
@@ -157,7 +139,7 @@ class Process:
             accepted_C=canvas.accepted_C,
         )
         prediction = replace(_with_pins(prediction, canvas.pin_C), remaining=remaining)
-        if self.is_greedy:
+        if self.settings.greed > 0:
             prediction = self._with_argmax_for_some(prediction, context)
         if self.settings.token_by_token:  # the text is the draw
             prediction = replace(prediction, argmax_C=prediction.candidate_C)
@@ -172,17 +154,17 @@ class Process:
             history=(*canvas.history, replace(prediction, soft_CH=None)),
             accepted_C=accepted_C,
         )
-        return self._settled(canvas, advanced) if self.settles else advanced
+        return self._settled(canvas, advanced) if self.settings.settle > 0 else advanced
 
     def _with_argmax_for_some(self, prediction: Prediction, context: StepContext) -> Prediction:
         """Replace the drawn token by the most probable one at a random part of the positions.
 
         The noise also serves as random number: a position takes its candidate or its noise, never both.
         """
-        greedy_C = context.noise(prediction.argmax_C) < self.greedy_below
+        greedy_C = context.noise(prediction.argmax_C) < self.settings.greed * self.vocab_size
         return replace(prediction, candidate_C=torch.where(greedy_C, prediction.argmax_C, prediction.candidate_C))
 
-    def _settled(self, before: S, after: S) -> S:
+    def _settled(self, before: Canvas, after: Canvas) -> Canvas:
         """Pin the prefix in which every position has taken the same token for `settle` steps.
 
         A step counts only if the position's entropy was below `confidence`, the bound for whole canvases. Without that
@@ -202,7 +184,15 @@ class Process:
 
     # --- the end ------------------------------------------------------------------------------------------------
 
-    def judged(self, canvas: State[N]) -> Tensor:
+    def _has_converged(self, canvas: Canvas) -> bool:
+        """Return whether the stopping rule ends the canvas, or none of its positions is left to judge."""
+        judged_C = self._judged(canvas)
+        if not judged_C.any():
+            return True
+        stopping = stopping_of(self.settings)
+        return bool(stopping(_last(canvas.history, 1 + stopping.memory), judged_C, self.settings))
+
+    def _judged(self, canvas: Canvas) -> Tensor:
         """Return the positions that the stopping rule considers."""
         judged_C = canvas.pin_C == FREE
         if canvas.settled_C is not None:  # unlike the caller's pins, settled positions count
@@ -210,16 +200,6 @@ class Process:
         if self.settings.eos_settles:
             judged_C = judged_C & ~after_first(canvas.result_C, self.eos_E)
         return judged_C
-
-    def converged(self, canvas: State[Tensor]) -> Tensor:
-        """Return whether each of several canvases [B] has converged by the stopping rule."""
-        judged_C = self.judged(canvas)
-        return ~judged_C.any(-1) | self._stops(canvas, judged_C)
-
-    def _stops(self, canvas: State[N], judged_C: Tensor) -> bool | Tensor:
-        """Apply the stopping rule."""
-        stopping = stopping_of(self.settings)
-        return stopping(_last(canvas.history, 1 + stopping.memory), judged_C, self.settings)
 
     def reason(self, converged: bool, step: int) -> str | None:
         """Return why a canvas is done after this step, or None if it is not."""
@@ -238,26 +218,6 @@ class Process:
     def memory(self) -> int:
         """The number of earlier predictions that they read."""
         return max(sampler_of(self.settings).memory, stopping_of(self.settings).memory)
-
-    @cached_property
-    def reads_host(self) -> bool:
-        """Whether they read values on the host, so that no captured pass can apply them."""
-        return sampler_of(self.settings).reads_host or stopping_of(self.settings).reads_host
-
-    # --- settings that are tensors for several canvases: see `gesso/backends/cuda/slots.py` ------------------------
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.settings.greed > 0
-
-    @property
-    def greedy_below(self) -> float | Tensor:
-        """The noise token below which a position takes its most likely token."""
-        return self.settings.greed * self.vocab_size
-
-    @property
-    def settles(self) -> bool:
-        return self.settings.settle > 0
 
     @cached_property
     def eos_E(self) -> Tensor:

@@ -28,12 +28,10 @@ def mix(x: Tensor) -> Tensor:
     return _xorshift(_xorshift(_xorshift(x, 16).mul_(_M1), 15).mul_(_M2), 16)
 
 
-def position_keys(
-    seed: int | Tensor, canvas: int | Tensor, step: int | Tensor, stream: int, length: int, device: torch.device
-) -> Tensor:
+def position_keys(seed: int, canvas: int | Tensor, step: int, stream: int, length: int, device: torch.device) -> Tensor:
     """Return two hashes per position, [C, 2]. `stream` distinguishes the different draws of one step.
 
-    Tensors [B] of several canvases give [B, C, 2], each as it would be alone.
+    A tensor [B] of several canvases gives [B, C, 2], each as it would be alone.
     """
     words = (*halves(seed), canvas, step, stream)
     numbers, where = [word for word in words if isinstance(word, int)], device
@@ -51,9 +49,9 @@ def position_keys(
 
 
 def position_tokens(
-    seed: int | Tensor,
+    seed: int,
     canvas: int | Tensor,
-    step: int | Tensor,
+    step: int,
     stream: int,
     length: int,
     limit: int,
@@ -63,8 +61,8 @@ def position_tokens(
     return below(position_keys(seed, canvas, step, stream, length, device)[..., 0], limit)
 
 
-def halves(seed: int | Tensor) -> tuple[int | Tensor, int | Tensor]:
-    """Return the low and the high 32 bits of a seed. For tensors [B] of int64, conversion to int32 keeps those bits."""
+def halves(seed: int) -> tuple[int, int]:
+    """Return the low and the high 32 bits of a seed."""
     return seed & 0xFFFFFFFF, seed >> 32
 
 

@@ -22,7 +22,7 @@ class StepContext:
     """The point in the process at which a sampler is called, and its random numbers."""
 
     settings: Diffusion
-    remaining: int | Tensor  # steps left, including this one; of several canvases [B]
+    remaining: int  # steps left, including this one
     vocab_size: int
     draws: Draws
     history: Sequence[Prediction] = ()  # of the `memory` steps before this one at most, the newest last
@@ -31,11 +31,6 @@ class StepContext:
     def noise(self, like_C: Tensor) -> Tensor:
         """Return one noise token per position."""
         return self.draws.tokens(like_C.shape[-1], self.vocab_size)
-
-    @property
-    def steps_left(self) -> int | Tensor:
-        """`remaining`, with a dimension for the positions if it is a tensor."""
-        return self.remaining[:, None] if isinstance(self.remaining, Tensor) else self.remaining
 
 
 class Sampler(Rule, ABC):

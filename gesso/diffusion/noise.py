@@ -37,7 +37,7 @@ class NoiseSource(Protocol):
     """A source of random numbers. Pass your own to the engine as `source`."""
 
     def at(self, seed: Any, canvas: Any, step: Any, device: torch.device) -> Draws:
-        """Return the draws of a step. The arguments are integers; only the default source also gets tensors [B]."""
+        """Return the draws of a step. The arguments are integers."""
         ...
 
 
@@ -45,9 +45,9 @@ class NoiseSource(Protocol):
 class HashDraws:
     """The draws of the default source."""
 
-    seed: int | Tensor  # of one canvas, or of several [B], whose draws are then [B, C]
-    canvas: int | Tensor
-    step: int | Tensor
+    seed: int
+    canvas: int | Tensor  # of several canvases [B], whose draws are then [B, C]
+    step: int
     device: torch.device
 
     def tokens(self, length: int, vocab_size: int) -> Tensor:
@@ -69,7 +69,7 @@ class HashDraws:
 class HashSource:
     """The default source: every draw is a function of seed, canvas, step, position and token alone."""
 
-    def at(self, seed: int | Tensor, canvas: int | Tensor, step: int | Tensor, device: torch.device) -> HashDraws:
+    def at(self, seed: int, canvas: int | Tensor, step: int, device: torch.device) -> HashDraws:
         return HashDraws(seed, canvas, step, device)
 
 

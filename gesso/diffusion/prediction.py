@@ -71,7 +71,7 @@ class Prediction:
     likely_CK: Tensor | None = None  # the most probable tokens, in descending order
     likely_logit_CK: Tensor | None = None  # their logits after the softcap, before the temperature
     corrected: bool = False  # whether a constraint replaced the model's tokens
-    remaining: int | Tensor | None = None  # steps left, including the one of this prediction; of several canvases [B]
+    remaining: int | None = None  # steps left, including the one of this prediction
 
     def split(self, lengths: Sequence[int]) -> "list[Prediction]":
         """Return the predictions of canvases of these lengths."""

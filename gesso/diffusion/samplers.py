@@ -6,7 +6,6 @@ dimensions come first.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,8 +24,7 @@ class EntropyBound(Sampler):
     them. The position is accepted while that sum is within the bound. The first one always is.
     """
 
-    bound: float | Tensor  # of several canvases [B, 1]
-    reads_host: ClassVar[bool] = False
+    bound: float
 
     def __call__(self, canvas_C: Tensor, prediction: Prediction, context: StepContext) -> tuple[Tensor, Tensor]:
         return accept(lowest_within(prediction.entropy_C, self.bound), prediction.candidate_C, context)
@@ -35,8 +33,6 @@ class EntropyBound(Sampler):
 @dataclass(frozen=True)
 class NextToken(Sampler):
     """Set the single position to its draw, where the causal encoder decides every token."""
-
-    reads_host: ClassVar[bool] = False
 
     def __call__(self, canvas_C: Tensor, prediction: Prediction, context: StepContext) -> tuple[Tensor, Tensor]:
         return prediction.candidate_C, torch.ones_like(prediction.candidate_C, dtype=torch.bool)

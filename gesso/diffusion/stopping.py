@@ -51,7 +51,6 @@ class StableAndConfident(Stopping):
 
     stability: int
     confidence: float
-    reads_host: ClassVar[bool] = False
 
     @property
     def memory(self) -> int:
@@ -64,8 +63,6 @@ class StableAndConfident(Stopping):
 @dataclass(frozen=True)
 class FixedSteps(Stopping):
     """Never stop early."""
-
-    reads_host: ClassVar[bool] = False
 
     def __call__(self, history: Sequence[Prediction], judged_C: Tensor, settings: Diffusion) -> bool:
         return False

@@ -14,6 +14,7 @@ C canvas, V vocabulary, K most likely tokens, U tokens of moves.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,7 +90,9 @@ class Correction:
         """Return the prediction with the tokens that the search has found."""
         tokens, free = found
         found_C = torch.from_numpy(tokens).to(self.settled_C)
-        parts = {name: torch.cat([self.settled_C, found_C[:free], self.own_tokens[name][free:]]) for name in self.wrong}
+        parts: dict[str, Any] = {
+            name: torch.cat([self.settled_C, found_C[:free], self.own_tokens[name][free:]]) for name in self.wrong
+        }
         return replace(self.violating, corrected=True, **parts)
 
 
@@ -114,7 +117,8 @@ def guided(
         return prediction
     if not reach.fits(position, state, ()):
         # The settled tokens were part of the last result. A search might find no continuation that is as short.
-        return replace(prediction, corrected=True, **dict.fromkeys(wrong, canvas.result_C))
+        last_result: dict[str, Any] = dict.fromkeys(wrong, canvas.result_C)
+        return replace(prediction, corrected=True, **last_result)
     entropy_C = _numbers(prediction.entropy_C[final:])
     found = candidates(final)
     return Correction(prediction, own_tokens, wrong, settled_C, found, entropy_C, reach, state, position)

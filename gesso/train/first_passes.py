@@ -10,7 +10,7 @@ rows of a chunk.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,13 +18,26 @@ from torch import Tensor
 
 from gesso.diffusion.hash import send
 from gesso.diffusion.moment import lowest_within
+from gesso.model.transformer import DiffusionGemma
 from gesso.train.batch import Batch, Corruption, NextStep
 from gesso.train.head import chunk_rows
-from gesso.train.layout import Ints
+from gesso.train.layout import Ints, Layout
 from gesso.train.processes import in_any_process
 
-if TYPE_CHECKING:
-    from gesso.train.objective import Objective
+
+class Objective(Protocol):
+    """The operations of `gesso.train.objective.Objective` on which first passes rest."""
+
+    @property
+    def model(self) -> DiffusionGemma: ...
+
+    def embed(self, ids: Tensor) -> Tensor: ...
+
+    def hidden(
+        self, layout: Layout, text_SH: Tensor, embedded_KCH: Tensor, soft_KCH: Tensor
+    ) -> tuple[Tensor, Tensor, list[Tensor]]: ...
+
+    def expected_embedding(self, hidden: Tensor, temperature: float | Tensor = 1.0, fixed: bool = False) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +50,7 @@ class FirstPass:
     expected_RCH: Tensor  # mean embeddings under the predictions
 
 
-def first_passes(
-    objective: "Objective", batch: Batch, text_SH: Tensor, corruption: Corruption
-) -> tuple[Tensor, Tensor]:
+def first_passes(objective: Objective, batch: Batch, text_SH: Tensor, corruption: Corruption) -> tuple[Tensor, Tensor]:
     """Return the self-conditioning [K, C, H] and the tokens [K, C] of all canvases for the last pass.
 
     Examples without first passes keep the tokens of the corruption, and their self-conditioning is exactly zero. Zero
@@ -67,7 +78,7 @@ def first_passes(
 
 
 def _first_pass(
-    objective: "Objective",
+    objective: Objective,
     batch: Batch,
     examples: Ints,
     number: int,
@@ -92,7 +103,7 @@ def _first_pass(
 
 
 def _zero_of_idle_pass(
-    objective: "Objective", batch: Batch, number: int, text_SH: Tensor, soft_KCH: Tensor, corruption: Corruption
+    objective: Objective, batch: Batch, number: int, text_SH: Tensor, soft_KCH: Tensor, corruption: Corruption
 ) -> Tensor:
     """Run any example and return a zero that depends on the result.
 
@@ -105,7 +116,7 @@ def _zero_of_idle_pass(
 
 
 @torch.no_grad()
-def next_canvas(objective: "Objective", hidden_RCH: Tensor, canvas_RC: Tensor, step: NextStep) -> Tensor:
+def next_canvas(objective: Objective, hidden_RCH: Tensor, canvas_RC: Tensor, step: NextStep) -> Tensor:
     """Return the canvas after one step of a run, for the canvases that take it; the others stay as they are.
 
     Random noise never shows a model its own mistakes, such as a token that is written twice and moves the rest of the
@@ -128,7 +139,7 @@ def next_canvas(objective: "Objective", hidden_RCH: Tensor, canvas_RC: Tensor, s
     return torch.where(step.taken_K[:, None] & step.open_KC, moved_RC, canvas_RC)
 
 
-def _draw(objective: "Objective", hidden_RH: Tensor, drawn_R: Tensor) -> tuple[Tensor, Tensor]:
+def _draw(objective: Objective, hidden_RH: Tensor, drawn_R: Tensor) -> tuple[Tensor, Tensor]:
     """Return a token drawn from each prediction, and the entropy of the prediction."""
     probability_RV = objective.predict(hidden_RH, 1.0, True).float()
     cumulative_RV = probability_RV.cumsum(-1)

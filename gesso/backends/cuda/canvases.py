@@ -107,7 +107,6 @@ class Slots:
 
     def _put(self, slot: int, request: Denoising) -> None:
         tensors, canvas, process = self.canvases, request.canvas, request.process
-        assert isinstance(process.seed, int)
         seed = process.seed - (1 << 64) if process.seed >= 1 << 63 else process.seed
         device = self.soft_BCH.device
         tensors.numbers_KB[:, slot] = send(torch.tensor(kernels.numbers(process), dtype=torch.float64), device)
