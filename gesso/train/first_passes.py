@@ -9,6 +9,7 @@ B examples, S text of all examples, K canvases of all examples, C canvas, H hidd
 rows of a chunk.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,8 +26,8 @@ from gesso.train.layout import Ints, Layout
 from gesso.train.processes import in_any_process
 
 
-class Objective(Protocol):
-    """The operations of `gesso.train.objective.Objective` on which first passes rest."""
+class Network(Protocol):
+    """The operations of the objective on which first passes rest."""
 
     @property
     def model(self) -> DiffusionGemma: ...
@@ -36,6 +37,9 @@ class Objective(Protocol):
     def hidden(
         self, layout: Layout, text_SH: Tensor, embedded_KCH: Tensor, soft_KCH: Tensor
     ) -> tuple[Tensor, Tensor, list[Tensor]]: ...
+
+    @property
+    def predict(self) -> Callable[[Tensor, float, bool], Tensor]: ...
 
     def expected_embedding(self, hidden: Tensor, temperature: float | Tensor = 1.0, fixed: bool = False) -> Tensor: ...
 
@@ -50,13 +54,13 @@ class FirstPass:
     expected_RCH: Tensor  # mean embeddings under the predictions
 
 
-def first_passes(objective: Objective, batch: Batch, text_SH: Tensor, corruption: Corruption) -> tuple[Tensor, Tensor]:
+def first_passes(network: Network, batch: Batch, text_SH: Tensor, corruption: Corruption) -> tuple[Tensor, Tensor]:
     """Return the self-conditioning [K, C, H] and the tokens [K, C] of all canvases for the last pass.
 
     Examples without first passes keep the tokens of the corruption, and their self-conditioning is exactly zero. Zero
     logits would be wrong: their expected embedding is the mean of all embeddings.
     """
-    soft_KCH = torch.zeros_like(objective.embed(corruption.noisy_KC))
+    soft_KCH = torch.zeros_like(network.embed(corruption.noisy_KC))
     shown_KC = corruption.noisy_KC
     # A recorded example has one canvas, so the steps of canvases are those of examples.
     passes_B = np.ones(batch.size) if corruption.steps_K is None else corruption.steps_K
@@ -64,21 +68,21 @@ def first_passes(objective: Objective, batch: Batch, text_SH: Tensor, corruption
     number = 0
     while in_any_process(len(examples) > 0, soft_KCH.device):
         if len(examples):
-            result = _first_pass(objective, batch, examples, number, text_SH, soft_KCH, corruption)
+            result = _first_pass(network, batch, examples, number, text_SH, soft_KCH, corruption)
             soft_KCH = soft_KCH.index_put((result.canvas_R,), result.expected_RCH)
             if corruption.next_step is not None:
                 step = corruption.next_step.part(result.canvas_R)
-                next_RC = next_canvas(objective, result.hidden_RCH, result.before_RC, step)
+                next_RC = next_canvas(network, result.hidden_RCH, result.before_RC, step)
                 shown_KC = shown_KC.index_put((result.canvas_R,), next_RC)
         else:
-            soft_KCH = soft_KCH + _zero_of_idle_pass(objective, batch, number, text_SH, soft_KCH, corruption)
+            soft_KCH = soft_KCH + _zero_of_idle_pass(network, batch, number, text_SH, soft_KCH, corruption)
         number += 1
         examples = examples[passes_B[examples] > number]
     return soft_KCH, shown_KC
 
 
 def _first_pass(
-    objective: Objective,
+    network: Network,
     batch: Batch,
     examples: Ints,
     number: int,
@@ -92,18 +96,18 @@ def _first_pass(
     canvas_R = send(torch.from_numpy(canvas_indices), text_SH.device)
     before_RC = corruption.canvases_before(number)[canvas_R]
     with torch.no_grad():
-        _, hidden_RCH, _ = objective.hidden(layout, text_SH[text_R], objective.embed(before_RC), soft_KCH[canvas_R])
+        _, hidden_RCH, _ = network.hidden(layout, text_SH[text_R], network.embed(before_RC), soft_KCH[canvas_R])
     temperature: float | Tensor = 1.0
     temperature_K = corruption.temperatures(number)
     if temperature_K is not None:
         temperature = temperature_K[canvas_R][:, None].expand(hidden_RCH.shape[:2])
     # As in the reference, gradients flow into the averaged embeddings, but not into the prediction.
-    expected_RCH = objective.expected_embedding(hidden_RCH, temperature, fixed=True).to(soft_KCH.dtype)
+    expected_RCH = network.expected_embedding(hidden_RCH, temperature, fixed=True).to(soft_KCH.dtype)
     return FirstPass(canvas_R=canvas_R, before_RC=before_RC, hidden_RCH=hidden_RCH, expected_RCH=expected_RCH)
 
 
 def _zero_of_idle_pass(
-    objective: Objective, batch: Batch, number: int, text_SH: Tensor, soft_KCH: Tensor, corruption: Corruption
+    network: Network, batch: Batch, number: int, text_SH: Tensor, soft_KCH: Tensor, corruption: Corruption
 ) -> Tensor:
     """Run any example and return a zero that depends on the result.
 
@@ -111,12 +115,12 @@ def _zero_of_idle_pass(
     those of the others, in the backward pass too.
     """
     any_example = np.zeros(1, dtype=np.int64)
-    idle = _first_pass(objective, batch, any_example, number, text_SH, soft_KCH, corruption)
+    idle = _first_pass(network, batch, any_example, number, text_SH, soft_KCH, corruption)
     return 0 * idle.expected_RCH.sum()
 
 
 @torch.no_grad()
-def next_canvas(objective: Objective, hidden_RCH: Tensor, canvas_RC: Tensor, step: NextStep) -> Tensor:
+def next_canvas(network: Network, hidden_RCH: Tensor, canvas_RC: Tensor, step: NextStep) -> Tensor:
     """Return the canvas after one step of a run, for the canvases that take it; the others stay as they are.
 
     Random noise never shows a model its own mistakes, such as a token that is written twice and moves the rest of the
@@ -124,10 +128,10 @@ def next_canvas(objective: Objective, hidden_RCH: Tensor, canvas_RC: Tensor, ste
     """
     tokens = []
     entropies = []
-    rows = chunk_rows(objective.model.head)
+    rows = chunk_rows(network.model.head)
     chunks = zip(hidden_RCH.flatten(0, 1).split(rows), step.drawn_KC.flatten().split(rows), strict=True)
     for hidden_RH, drawn_R in chunks:
-        token_R, entropy_R = _draw(objective, hidden_RH, drawn_R)
+        token_R, entropy_R = _draw(network, hidden_RH, drawn_R)
         tokens.append(token_R)
         entropies.append(entropy_R)
     token_RC = torch.cat(tokens).view(canvas_RC.shape)
@@ -139,9 +143,9 @@ def next_canvas(objective: Objective, hidden_RCH: Tensor, canvas_RC: Tensor, ste
     return torch.where(step.taken_K[:, None] & step.open_KC, moved_RC, canvas_RC)
 
 
-def _draw(objective: Objective, hidden_RH: Tensor, drawn_R: Tensor) -> tuple[Tensor, Tensor]:
+def _draw(network: Network, hidden_RH: Tensor, drawn_R: Tensor) -> tuple[Tensor, Tensor]:
     """Return a token drawn from each prediction, and the entropy of the prediction."""
-    probability_RV = objective.predict(hidden_RH, 1.0, True).float()
+    probability_RV = network.predict(hidden_RH, 1.0, True).float()
     cumulative_RV = probability_RV.cumsum(-1)
     token_R = torch.searchsorted(cumulative_RV, drawn_R[:, None] * cumulative_RV[:, -1:]).squeeze(-1)
     entropy_R = torch.special.entr(probability_RV).sum(-1)

@@ -70,7 +70,7 @@ def test_a_captured_constraint_gives_the_uncaptured_text(pair, options):
 def test_canvases_beside_a_constrained_one_advance_in_the_graph(pair):
     _, graphed = pair
     outcome(graphed, [graphed.request("x", seed=1, regex=CODE, **FIXED), graphed.request("y", seed=2, **FIXED)])
-    assert any(capacity.canvases for capacity in graphed.engine.runner.backend.graphs.packed)
+    assert any(size.canvases for size in graphed.engine.runner.backend.graphs.packed)
 
 
 class Log:

@@ -11,7 +11,7 @@ import pytest
 
 from examples.samplers import rules
 from gesso.backends.cuda.canvases import takes_step
-from gesso.backends.cuda.capacities import Capacity, Expected
+from gesso.backends.cuda.pass_sizes import Expected, PassSize
 from gesso.engine.events import Done, Draft, Failed
 from gesso.engine.request import Score
 from gesso.settings import BY_TOKEN, SETTINGS, Diffusion, choose
@@ -177,8 +177,8 @@ def test_a_resumed_draft_takes_the_seed_of_its_own_request(served):
 @pytest.mark.parametrize("batch", [1, 8, 12, 32])
 def test_a_server_needs_few_passes_and_whole_canvases_little_padding(batch):
     expected = Expected(batch, 256, 2048)
-    found = expected.capacities()
-    assert len(found) == len(set(found)) <= 70 and found[0] == Capacity(batch * 256, 256, any_canvases=True)
+    found = expected.sizes()
+    assert len(found) == len(set(found)) <= 70 and found[0] == PassSize(batch * 256, 256, any_canvases=True)
     assert max(each.texts for each in found) == 2048 + batch * 256, "prompts, and a committed canvas of each request"
     for beside, any_canvases in ((0, False), (0, True), (256, True)):
         kind = beside, any_canvases

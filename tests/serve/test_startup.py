@@ -106,8 +106,8 @@ def test_work_without_a_captured_pass_of_its_size_is_served_by_a_larger_one(engi
     backend, canvas = engine.runner.backend, engine.model.config.canvas_length
     engine.capture_next()
     graphs = backend.graphs
-    for capacity in [each for each in graphs.left if each.canvases in (0, 2 * canvas)]:
-        graphs.capture(capacity, engine.cache)
+    for size in [each for each in graphs.left if each.canvases in (0, 2 * canvas)]:
+        graphs.capture(size, engine.cache)
     before = backend.counts.captures
     result(engine, request(seed=1, max_new_tokens=20))
     assert backend.counts.captures == before

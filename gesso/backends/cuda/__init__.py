@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gesso.backends.base import Piece, Replayed, Work
 from gesso.backends.cuda.adapters import AdapterBank
-from gesso.backends.cuda.capacities import Expected
 from gesso.backends.cuda.counts import COUNTS
 from gesso.backends.cuda.experts import stays_on_device
 from gesso.backends.cuda.families import ALL, Family, KernelError, Kernels, is_of_kernel, launching
@@ -26,6 +25,7 @@ from gesso.backends.cuda.kernels.vocab import predict
 from gesso.backends.cuda.kernels.within import draw_within
 from gesso.backends.cuda.linear import product
 from gesso.backends.cuda.network import Plan, flow, note, segments_of
+from gesso.backends.cuda.pass_sizes import Expected
 from gesso.backends.cuda.passes import groups
 from gesso.backends.cuda.streaming import Copies, ExpertStream, GpuCopies
 from gesso.backends.torch import TorchBackend

@@ -2,9 +2,9 @@
 
 A thousand launches become one. What differs from pass to pass is in tensors that keep their addresses: tokens,
 positions, cache addresses, adapters, seeds, settings. `packed.py` has passes over texts and canvases, of few
-capacities; `token_pass.py` those that write token by token.
+sizes; `token_pass.py` those that write token by token.
 
-In Python a pass is captured when its capacity or shape is needed again. A server captures all packed passes before it
+In Python a pass is captured when its size or shape is needed again. A server captures all packed passes before it
 is ready.
 
 On a CPU there are no graphs, and a captured pass runs its operations one by one. Tests use that for comparison.
@@ -18,12 +18,12 @@ import torch
 
 from gesso.backends.base import Counts, Work
 from gesso.backends.cuda.canvases import Slots
-from gesso.backends.cuda.capacities import Capacity, Expected, smallest
 from gesso.backends.cuda.captured import Captured
 from gesso.backends.cuda.compiling import compiling_only
 from gesso.backends.cuda.packed import PackedPass, needed_by
+from gesso.backends.cuda.pass_sizes import Expected, PassSize, smallest
 from gesso.backends.cuda.passes import Passes
-from gesso.backends.cuda.token_pass import Shape, TokenPass, shape_of
+from gesso.backends.cuda.token_pass import CapturedTokens, Shape, shape_of
 from gesso.model.cache import KVCache
 
 MAX_TOKEN_PASSES = 32
@@ -42,14 +42,14 @@ class Graphs:
         self.can_capture = backend.can_capture
         self.expected = expected if self.can_capture and backend.can_pack else None
         self.is_server = is_server
-        self.left = self.expected.capacities() if self.expected else []  # not captured yet
-        self.packed: dict[Capacity, PackedPass] = {}
-        self.token_passes: OrderedDict[Shape, TokenPass] = OrderedDict()  # the least recently used first
-        self.uses: OrderedDict[Capacity | Shape, int] = OrderedDict()  # of passes that are not captured
+        self.left = self.expected.sizes() if self.expected else []  # not captured yet
+        self.packed: dict[PassSize, PackedPass] = {}
+        self.token_passes: OrderedDict[Shape, CapturedTokens] = OrderedDict()  # the least recently used first
+        self.uses: OrderedDict[PassSize | Shape, int] = OrderedDict()  # of passes that are not captured
         self.slots: Slots | None = None
         self.pool: Any = None  # graphs share memory, because one runs at a time and its results are copied
 
-    def find(self, work: Sequence[Work], cache: KVCache) -> PackedPass | TokenPass | None:
+    def find(self, work: Sequence[Work], cache: KVCache) -> PackedPass | CapturedTokens | None:
         """Return the captured pass for this work, or None if there is none yet, or none can be captured."""
         if not self.can_capture:
             return None
@@ -58,20 +58,20 @@ class Graphs:
         shape = shape_of(work)
         return None if shape is None else self._find_token_pass(shape, work, cache)
 
-    def _find_packed(self, needed: Capacity, cache: KVCache) -> PackedPass | None:
-        capacity = smallest([*self.packed, *self.left], needed)
-        if capacity is None or capacity in self.packed:
-            return None if capacity is None else self.packed[capacity]
+    def _find_packed(self, needed: PassSize, cache: KVCache) -> PackedPass | None:
+        size = smallest([*self.packed, *self.left], needed)
+        if size is None or size in self.packed:
+            return None if size is None else self.packed[size]
         if self.is_server:
             larger = smallest(self.packed, needed)
-            return self.packed[larger] if larger else self.capture(capacity, cache)
-        return self.capture(capacity, cache) if self._uses(capacity) > 1 else None
+            return self.packed[larger] if larger else self.capture(size, cache)
+        return self.capture(size, cache) if self._uses(size) > 1 else None
 
-    def _find_token_pass(self, shape: Shape, work: Sequence[Work], cache: KVCache) -> TokenPass | None:
+    def _find_token_pass(self, shape: Shape, work: Sequence[Work], cache: KVCache) -> CapturedTokens | None:
         if shape not in self.token_passes:
             if self.is_server and self._uses(shape) <= PATIENCE:
                 return None
-            self.token_passes[shape] = TokenPass(self.backend, shape, work, cache)
+            self.token_passes[shape] = CapturedTokens(self.backend, shape, work, cache)
             if len(self.token_passes) > MAX_TOKEN_PASSES:
                 self.token_passes.popitem(last=False)
         self.token_passes.move_to_end(shape)
@@ -80,7 +80,7 @@ class Graphs:
             self._capture(token_pass)
         return token_pass
 
-    def _uses(self, key: Capacity | Shape) -> int:
+    def _uses(self, key: PassSize | Shape) -> int:
         """Count a use of a pass that is not captured, and return how many there have been."""
         self.uses[key] = count = self.uses.pop(key, 0) + 1
         if len(self.uses) > MAX_COUNTED:
@@ -100,27 +100,27 @@ class Graphs:
             self._new(first, cache).dry_run()
         if counts.compilations > before:
             with compiling_only():
-                for capacity in others:
-                    self._new(capacity, cache).dry_run()
+                for size in others:
+                    self._new(size, cache).dry_run()
 
     def capture_next(self, cache: KVCache) -> None:
         """Capture the packed pass that a server needs most."""
         self.capture(self.left[0], cache)
 
-    def capture(self, capacity: Capacity, cache: KVCache) -> PackedPass:
+    def capture(self, size: PassSize, cache: KVCache) -> PackedPass:
         """Run a packed pass without work, and capture it."""
-        self.left.remove(capacity)  # also if it fails
-        packed = self._new(capacity, cache)
+        self.left.remove(size)  # also if it fails
+        packed = self._new(size, cache)
         packed.dry_run()
         self._capture(packed)
-        self.packed[capacity] = packed
+        self.packed[size] = packed
         return packed
 
-    def _new(self, capacity: Capacity, cache: KVCache) -> PackedPass:
+    def _new(self, size: PassSize, cache: KVCache) -> PackedPass:
         assert self.expected is not None
         if self.slots is None:
             self.slots = Slots(self.expected.batch, self.expected.canvas, self.backend.model)
-        return PackedPass(self.backend, capacity, self.slots, self.expected, cache)
+        return PackedPass(self.backend, size, self.slots, self.expected, cache)
 
     def _capture(self, graph: Captured) -> None:
         is_first = not any(each.is_captured for each in (*self.packed.values(), *self.token_passes.values()))

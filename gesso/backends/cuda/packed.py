@@ -1,9 +1,9 @@
-"""Captured passes over texts and canvases, of few capacities that serve every mixture of requests.
+"""Captured passes over texts and canvases, of few sizes that serve every mixture of requests.
 
 A pass has a part for texts and a part for canvases, each of a fixed number of tokens. The texts lie side by side in the
 first part and the canvases in the second, with padding after them: texts of any number and length, and canvases of any
 number and length or a number of whole ones. Lengths, rows, adapters and settings are data (`canvases.py`), so requests
-that join or leave change no capacity. Kernels compute each token alone: padding changes no bits.
+that join or leave change no size. Kernels compute each token alone: padding changes no bits.
 
   texts alone        prompts
   canvases alone     denoising steps
@@ -19,18 +19,18 @@ import torch
 
 from gesso.backends.base import Denoising, Piece, Replayed, Step, Work
 from gesso.backends.cuda.canvases import Places, Slots, takes_step
-from gesso.backends.cuda.capacities import Capacity, Expected
 from gesso.backends.cuda.captured import Captured
 from gesso.backends.cuda.families import launching
 from gesso.backends.cuda.kernels.segments import Segment
 from gesso.backends.cuda.network import note, segments_of
+from gesso.backends.cuda.pass_sizes import Expected, PassSize
 from gesso.backends.cuda.passes import TEXTS, Passes, denoising, scored, texts_of
 from gesso.diffusion.hash import send
 from gesso.diffusion.prediction import Prediction
 from gesso.model.cache import KVCache
 
 
-def needed_by(work: Sequence[Work], expected: Expected) -> Capacity | None:
+def needed_by(work: Sequence[Work], expected: Expected) -> PassSize | None:
     """Return the sizes of a pass, or None if no packed pass can have this work."""
     pieces = [piece for item in work for piece in item.pieces]
     texts = [length for length, kind in pieces if kind in TEXTS]
@@ -45,39 +45,39 @@ def needed_by(work: Sequence[Work], expected: Expected) -> Capacity | None:
         return None
     are_whole = all(length == expected.canvas for length in canvases)
     is_constrained = any(request.is_constrained for request in denoising(work))
-    return Capacity(sum(canvases), sum(texts), any_canvases=bool(canvases) and (is_constrained or not are_whole))
+    return PassSize(sum(canvases), sum(texts), any_canvases=bool(canvases) and (is_constrained or not are_whole))
 
 
 class PackedPass(Captured):
-    """The tensors and the captured operations of the passes of one capacity."""
+    """The tensors and the captured operations of the passes of one size."""
 
-    def __init__(self, backend: Passes, capacity: Capacity, slots: Slots, expected: Expected, cache: KVCache) -> None:
+    def __init__(self, backend: Passes, size: PassSize, slots: Slots, expected: Expected, cache: KVCache) -> None:
         device = backend.model.device
         super().__init__(device)
         if not cache.lengths:
             cache.add_row(0)  # segments without tokens name a row, too
         self.backend = backend
-        self.capacity = capacity
+        self.size = size
         self.slots = slots
         self.text_slots = expected.texts
-        self.text_S = torch.zeros(capacity.texts, dtype=torch.long, device=device)
-        self.places = Places(capacity.canvases, slots.count, slots.length, device)
-        self.lengths = [capacity.canvases]  # of the canvases and of the padding
-        parts = [length for length in (capacity.texts, capacity.canvases) if length]
-        longest = max(min(capacity.texts, expected.longest_text), min(capacity.canvases, slots.length))
+        self.text_S = torch.zeros(size.texts, dtype=torch.long, device=device)
+        self.places = Places(size.canvases, slots.count, slots.length, device)
+        self.lengths = [size.canvases]  # of the canvases and of the padding
+        parts = [length for length in (size.texts, size.canvases) if length]
+        longest = max(min(size.texts, expected.longest_text), min(size.canvases, slots.length))
         self.plan = backend.plan(self._segments((), cache), cache, parts, longest)
 
     def run(self, work: Sequence[Work], cache: KVCache) -> Replayed:
         """Run the pass with this work."""
         segments = self._segments(work, cache)
         self.plan.move(segments, cache)
-        if self.capacity.texts:
+        if self.size.texts:
             tokens = texts_of(work)
             self.text_S[: len(tokens)].copy_(send(torch.tensor(tokens), self.device))
-        placed = self._place(denoising(work)) if self.capacity.canvases else []
+        placed = self._place(denoising(work)) if self.size.canvases else []
         self.replay()
         note(segments, cache)
-        hidden_states = scored(work, self.hidden[0]) if self.capacity.texts else []
+        hidden_states = scored(work, self.hidden[0]) if self.size.texts else []
         return Replayed(partial(self._steps, placed), hidden_states)
 
     def dry_run(self) -> None:
@@ -90,7 +90,7 @@ class PackedPass(Captured):
         slots = self.slots.place(requests)
         self.places.fill(tuple(zip(slots, lengths, strict=True)))
         # On a GPU the kernels do not read them. The plain operations run segment by segment.
-        padding = self.capacity.canvases - sum(lengths)
+        padding = self.size.canvases - sum(lengths)
         self.lengths[:] = [*lengths, padding] if padding else lengths
         return list(zip(slots, requests, strict=True))
 
@@ -105,12 +105,12 @@ class PackedPass(Captured):
         texts = [segment for segment in used if segment.causal]
         canvases = [segment for segment in used if not segment.causal]
         segments: list[Segment] = []
-        if self.capacity.texts:
-            segments += _filled(texts, self.text_slots, self.capacity.texts, True, cache)
-        if self.capacity.any_canvases:
-            segments += _filled(canvases, self.slots.count, self.capacity.canvases, False, cache)
-        elif self.capacity.canvases:
-            count = self.capacity.canvases // self.slots.length
+        if self.size.texts:
+            segments += _filled(texts, self.text_slots, self.size.texts, True, cache)
+        if self.size.any_canvases:
+            segments += _filled(canvases, self.slots.count, self.size.canvases, False, cache)
+        elif self.size.canvases:
+            count = self.size.canvases // self.slots.length
             segments += canvases or [Segment(0, 0, self.slots.length, causal=False)] * count
         return segments
 
@@ -141,8 +141,8 @@ class PackedPass(Captured):
     # --- the captured operations ----------------------------------------------------------------------------------
 
     def _pass(self) -> None:
-        pieces = [Piece(-1, self.text_S, causal=True)] if self.capacity.texts else []
-        if not self.capacity.canvases:
+        pieces = [Piece(-1, self.text_S, causal=True)] if self.size.texts else []
+        if not self.size.canvases:
             self.hidden = self.backend.flow(self.plan, pieces)
             return
         with launching("rows"):
@@ -155,7 +155,7 @@ class PackedPass(Captured):
             inputs.key_T2,
             self.lengths,
             soft=True,
-            likely=self.capacity.any_canvases,
+            likely=self.size.any_canvases,
         )
         with launching("rows"):
             self.after = self.slots.step(self.prediction, self.places, self.backend.model)

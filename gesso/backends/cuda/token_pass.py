@@ -43,7 +43,7 @@ def shape_of(work: Sequence[Work]) -> Shape | None:
     return Shape(pieces, lengths, likely=any(request.is_constrained for request in requests))
 
 
-class TokenPass(Captured):
+class CapturedTokens(Captured):
     """The tensors and the captured operations of passes of one shape."""
 
     def __init__(self, backend: Passes, shape: Shape, work: Sequence[Work], cache: KVCache) -> None:

@@ -14,8 +14,8 @@ from gesso.adapters.tied import split_encoder  # noqa: E402
 from gesso.backends.base import Piece  # noqa: E402
 from gesso.backends.cuda import CudaBackend, network  # noqa: E402
 from gesso.backends.cuda.adapters import AdapterBank, Site  # noqa: E402
-from gesso.backends.cuda.capacities import Capacity  # noqa: E402
 from gesso.backends.cuda.kernels.segments import Segment  # noqa: E402
+from gesso.backends.cuda.pass_sizes import PassSize  # noqa: E402
 from gesso.backends.torch import TorchBackend  # noqa: E402
 from gesso.checkpoint import random_weights  # noqa: E402
 from gesso.errors import InputError  # noqa: E402
@@ -95,7 +95,7 @@ def test_a_captured_pass_serves_every_adapter_also_one_that_is_attached_later(mo
     add(model, "one", targets=("attention", "mlp"))
     backend = CudaBackend(model)
     passes, cache = backend.graphs.backend, model.new_cache(1, 64)
-    graph = packed_pass(passes, Capacity(canvases=0, texts=16), cache)
+    graph = packed_pass(passes, PassSize(canvases=0, texts=16), cache)
 
     def replayed(name):
         cache.cut(0, 0)

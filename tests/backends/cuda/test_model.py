@@ -23,10 +23,10 @@ from gesso.backends.base import Backend, Piece  # noqa: E402
 from gesso.backends.cuda import CudaBackend, linear, supports  # noqa: E402
 from gesso.backends.cuda.activations import AdaptedMatrix, NextNorm  # noqa: E402
 from gesso.backends.cuda.canvases import Slots  # noqa: E402
-from gesso.backends.cuda.capacities import Capacity, Expected  # noqa: E402
 from gesso.backends.cuda.kernels import rows  # noqa: E402
 from gesso.backends.cuda.network import run_layer  # noqa: E402
 from gesso.backends.cuda.packed import PackedPass  # noqa: E402
+from gesso.backends.cuda.pass_sizes import Expected, PassSize  # noqa: E402
 from gesso.backends.torch import TorchBackend  # noqa: E402
 from gesso.model.rope import frequencies, rotation  # noqa: E402
 from tests.backends.passes import Reading, denoise, encode  # noqa: E402
@@ -113,9 +113,9 @@ def test_dense_products_of_different_formats_equal_separate_products():
         assert torch.equal(linear.gated(x_TI, *pair, [6]), F.gelu(one, approximate="tanh") * two)
 
 
-def packed_pass(passes, capacity, cache):
+def packed_pass(passes, size, cache):
     expected = Expected(batch=2, canvas=8, prefill=16)
-    return PackedPass(passes, capacity, Slots(expected.batch, expected.canvas, passes.model), expected, cache)
+    return PackedPass(passes, size, Slots(expected.batch, expected.canvas, passes.model), expected, cache)
 
 
 @torch.no_grad()
@@ -125,7 +125,7 @@ def test_padded_texts_share_a_graph_and_keep_their_bits():
     passes = CudaBackend(make(config, None)).graphs.backend
     caches = [passes.model.new_cache(1, 64) for _ in range(2)]
     reading = Reading(0, (7, 5, 3))
-    packed = packed_pass(passes, Capacity(canvases=0, texts=16), caches[1])
+    packed = packed_pass(passes, PassSize(canvases=0, texts=16), caches[1])
     expected = passes.run([Piece(0, torch.tensor(reading.text), causal=True)], caches[0])
     assert torch.equal(packed.run([reading], caches[1]).scored[0], expected[0])
     (plain,), (padded,) = (cache.layers for cache in caches)
@@ -205,7 +205,7 @@ def test_packed_canvases_keep_their_bits():
     for row, (text, length) in enumerate((((1, 2, 3, 4, 5), 5), ((), 3))):
         own = process(settings=Diffusion(steps=4 + row), seed=row)
         work.append(Writing(row, (text,) if text else (), own.blank(0, length, {}), own))
-    packed = packed_pass(passes, Capacity(canvases=10, texts=6, any_canvases=True), caches[1])
+    packed = packed_pass(passes, PassSize(canvases=10, texts=6, any_canvases=True), caches[1])
     steps = packed.run(work, caches[1]).steps()
     for item, step in zip(work, steps, strict=True):
         pieces = [Piece(item.row, torch.tensor(text), causal=True) for text in item.texts]

@@ -20,8 +20,8 @@ from gesso.backends.cuda import (  # noqa: E402
     CudaPasses,
     network,  # noqa: E402
 )
-from gesso.backends.cuda.capacities import Capacity  # noqa: E402
 from gesso.backends.cuda.pass_adapters import active  # noqa: E402
+from gesso.backends.cuda.pass_sizes import PassSize  # noqa: E402
 from gesso.backends.cuda.streaming import ExpertStream  # noqa: E402
 from tests.backends.cuda.test_model import TEXT, Reading, packed_pass  # noqa: E402
 
@@ -111,7 +111,7 @@ def test_a_captured_pass_copies_the_experts_itself(only_experts):
     results = []
     for each in (passes, CudaBackend(make(None, ())).graphs.backend):
         cache = each.model.new_cache(1, 64)
-        results.append(packed_pass(each, Capacity(canvases=0, texts=16), cache).run(work, cache).scored[0])
+        results.append(packed_pass(each, PassSize(canvases=0, texts=16), cache).run(work, cache).scored[0])
     assert torch.equal(*results)
 
 

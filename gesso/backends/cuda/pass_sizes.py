@@ -7,7 +7,7 @@ BESIDE = 256  # tokens of text in passes with both: a piece of a prompt, or a ca
 
 
 @dataclass(frozen=True, order=True)
-class Capacity:
+class PassSize:
     """The tokens that a captured pass has room for."""
 
     canvases: int  # 0: none
@@ -16,7 +16,7 @@ class Capacity:
     # likely tokens. Otherwise they are as many whole canvases as fit, without the cost of either.
     any_canvases: bool = False
 
-    def fits(self, needed: "Capacity") -> bool:
+    def fits(self, needed: "PassSize") -> bool:
         """Return whether a pass with the needed sizes fits, and no part is empty."""
         if bool(self.canvases) != bool(needed.canvases) or bool(self.texts) != bool(needed.texts):
             return False
@@ -25,9 +25,9 @@ class Capacity:
         return self.canvases >= needed.canvases and self.texts >= needed.texts
 
 
-def smallest(capacities: Iterable[Capacity], needed: Capacity) -> Capacity | None:
-    """Return the smallest capacity that fits, or None."""
-    return min((capacity for capacity in capacities if capacity.fits(needed)), default=None)
+def smallest(sizes: Iterable[PassSize], needed: PassSize) -> PassSize | None:
+    """Return the smallest size that fits, or None."""
+    return min((size for size in sizes if size.fits(needed)), default=None)
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Expected:
         """The tokens of text in a pass: committed canvases come on top of prompts."""
         return self.prefill + self.batch * self.canvas
 
-    def capacities(self) -> list[Capacity]:
-        """Return the capacities of all passes, those that a server needs most first. The very first take the most
+    def sizes(self) -> list[PassSize]:
+        """Return the sizes of all passes, those that a server needs most first. The very first take the most
         memory.
 
         With one more canvas of 256 tokens, a step of the 26B in FP8 takes 3.7 ms more on an H200, whether the canvas is
@@ -68,12 +68,12 @@ class Expected:
         powers = [2**bits for bits in range(5, prefill.bit_length()) if 2**bits < prefill]
         rooms = sorted({*powers, *(room * 3 // 4 for room in powers if room > BESIDE), prefill * 3 // 4, prefill})
         all_capacities = [
-            Capacity(whole[-1], beside, any_canvases=True),
-            Capacity(0, self.most_text),
-            *(Capacity(tokens, 0) for tokens in whole),
-            *(Capacity(tokens, beside, any_canvases=True) for tokens in whole),
-            *(Capacity(0, room) for room in rooms if room),
-            *(Capacity(tokens, 0, any_canvases=True) for tokens in whole),
-            *(Capacity(tokens, 0, any_canvases=True) for tokens in parts if 0 < tokens < whole[-1]),
+            PassSize(whole[-1], beside, any_canvases=True),
+            PassSize(0, self.most_text),
+            *(PassSize(tokens, 0) for tokens in whole),
+            *(PassSize(tokens, beside, any_canvases=True) for tokens in whole),
+            *(PassSize(0, room) for room in rooms if room),
+            *(PassSize(tokens, 0, any_canvases=True) for tokens in whole),
+            *(PassSize(tokens, 0, any_canvases=True) for tokens in parts if 0 < tokens < whole[-1]),
         ]
         return list(dict.fromkeys(all_capacities))
