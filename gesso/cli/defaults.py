@@ -19,6 +19,7 @@ import typer
 
 from gesso.errors import InputError
 from gesso.files import read_text
+from gesso.removed import removed_option
 
 LIMIT = 1 << 20  # bytes
 
@@ -45,7 +46,7 @@ def read_defaults(path: Path, commands: Mapping[str, Any]) -> dict[str, dict[str
     shared = {key: value for key, value in content.items() if not isinstance(value, dict)}
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
     for key in shared.keys() - all_options:
-        raise _unknown(path, f"option {key!r}", key, all_options)
+        raise _unknown_option(path, key, all_options)
     for key in tables.keys() - options.keys():
         raise _unknown(path, f"command [{key}]", key, options)
     return {
@@ -71,7 +72,7 @@ def _values(path: Path, command: Any, options: Options, given: Mapping[str, Any]
     context, values = typer.Context(command, info_name=command.name), {}
     for key, value in given.items():
         if key not in options:
-            raise _unknown(path, f"option {key!r} of [{command.name}]", key, options)
+            raise _unknown_option(path, key, options, command.name)
         item = options[key]
         try:
             values[item.name] = _words(item, value)
@@ -97,6 +98,12 @@ def _word(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise InputError(f"expected one text or number, got {value!r}")
     return str(value)
+
+
+def _unknown_option(path: Path, key: str, known: Iterable[str], command: str | None = None) -> InputError:
+    if removed := removed_option(command, f"--{key}"):
+        return InputError(f"{path}: {removed}")
+    return _unknown(path, f"option {key!r} of [{command}]" if command else f"option {key!r}", key, known)
 
 
 def _unknown(path: Path, what: str, key: str, known: Iterable[str]) -> InputError:

@@ -6,10 +6,12 @@ from difflib import get_close_matches
 from itertools import groupby
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 from gesso.cli.spelling import ALSO, MEANT
 from gesso.errors import InputError
+from gesso.removed import removed_option
 
 OPTIONS = "Options"  # the panel of options that name none
 NAMES = 24  # columns at most for the names of options; longer names have a line of their own
@@ -21,7 +23,16 @@ DEFAULT = re.compile(r"  (?=\[default: )")
 
 
 class Command(TyperCommand):
-    """A command whose help groups the options by panel."""
+    """A command whose help groups the options by panel, and whose errors name what replaces a removed option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.TyperException as error:
+            message = removed_option(self.name, getattr(error, "option_name", ""))
+            if message is None:
+                raise
+            raise InputError(message) from None
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_arguments(self.get_params(ctx), ctx, formatter)

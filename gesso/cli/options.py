@@ -222,7 +222,7 @@ class SettingOptions(_SettingOptions):  # type: ignore[valid-type, misc]
         """Return the given settings as keyword arguments. Invalid combinations are rejected before a model loads."""
         given = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
         for name in given.keys() - {*OWN_OPTION}:
-            note(f"--{name.replace('_', '-')} will be removed; give --set {name}={_as_text(given[name])}")
+            note(f"--{name.replace('_', '-')} will be removed; give --set {name}={as_text(given[name])}")
         given = renamed.translated(given | settings_given(self.set_values or ()))
         settings = {name: value for name, value in given.items() if name in SETTINGS}
         # Whether one temperature suits the other depends on the checkpoint: as the default of both, it always does.
@@ -255,7 +255,8 @@ def _parsed(text: str, setting: Setting) -> Any:
     return setting.parse(text)
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return a value of a setting as --set takes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

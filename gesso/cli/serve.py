@@ -113,7 +113,10 @@ def serve(
     *,
     limits: LimitOptions,
 ) -> None:
-    """Serve the OpenAI API and the studio. Without arguments, serve the bundled models to this machine only."""
+    """Serve the APIs of OpenAI, Anthropic, Ollama and llama.cpp, and the studio.
+
+    Without arguments, serve the bundled models to this machine only.
+    """
     reject_windows("gesso serve")
     with _needs_extra("serve"):
         from gesso.serve import run

@@ -9,5 +9,5 @@
 - `batch`: examples as tensors, and their noise. `layout`: their tokens as one sequence. `objective`: the loss.
 - `attention`, `blocks`: attention of a training pass, without scores of all pairs in memory.
 - `optimizers`, `muon`, `metrics`, `processes`: parts of the loop.
-- `rollout`: a differentiable denoising run, for research. `vocabulary`: learn a small tokenizer.
+- `rollout`: a differentiable denoising run, for research.
 """

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gesso.checks import is_integer
 from gesso.errors import InputError
 from gesso.files import read_bytes
+from gesso.removed import REMOVED
 from gesso.train.files import SUFFIXES, is_data
 
 if TYPE_CHECKING:
@@ -289,7 +290,9 @@ def _section(path: Path, name: str, kind: type[Any], given: Any) -> Any:
         return _continued(path, given)
     settings = [setting.name for setting in fields(kind)]
     if unknown := set(given) - set(settings):
-        raise InputError(f"{path}: [{name}] has unknown settings {sorted(unknown)}; known are {', '.join(settings)}")
+        message = f"has unknown settings {sorted(unknown)}; known are {', '.join(settings)}"
+        removed = [REMOVED[setting] for setting in sorted(unknown) if setting in REMOVED]
+        raise InputError(f"{path}: [{name}] {removed[0] if removed else message}")
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     try:
         return kind(**values)

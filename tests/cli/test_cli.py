@@ -142,6 +142,8 @@ def test_settings_lists_every_setting_with_the_option_that_takes_it(main: Main) 
     for item in fields(gesso.Diffusion):
         option = f"--{item.name}" if item.name in OWN_OPTION else f"--set {item.name}"
         assert f"{option}=" in listed
+    assert "--set eos_settles=false\n" in listed
+    assert max(map(len, listed.splitlines())) <= 80
     assert json.loads(main("settings", "top_k", "--json").out)[0]["bounds"] == [0, 1_000_000]
 
 

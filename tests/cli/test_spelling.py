@@ -44,6 +44,27 @@ def test_another_programs_command_is_answered_with_the_name_of_ours(main: Main) 
     assert "gesso --help lists the commands" in main("xyzzy").err
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("bench --peer transformers", "python -m benchmarks.NAME"),
+        ("bench kernels --only top", "python -m benchmarks.NAME"),
+        ("eval decide --method encoder", "--method was removed"),
+        ("serve --settle 0", "give diffusion.settle with a request"),
+        ("tune rows.jsonl --sampler credit", "gesso tune tries all ways of writing"),
+        ("chat --accept-ratio=0.5", "accept_ratio was removed"),
+    ],
+)
+def test_a_removed_option_is_answered_with_what_replaces_it(main: Main, line: str, message: str) -> None:
+    done = main(*line.split())
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+
+
+def test_only_the_command_that_had_an_option_knows_it_as_removed(main: Main) -> None:
+    assert "No such option: --peer" in main("chat", "--peer", "x").err
+
+
 class _Ready(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)

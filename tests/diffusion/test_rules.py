@@ -150,7 +150,15 @@ def in_python(tiny, main, tmp_path, name, value):
 
 
 def in_a_command(tiny, main, tmp_path, name, value):
-    return main("generate", "a", f"--{name}", str(value)).err
+    return main("generate", "a", f"--{name.replace('_', '-')}", str(value)).err
+
+
+def in_a_file_of_defaults(tiny, main, tmp_path, name, value):
+    path = tmp_path / "config.toml"
+    path.write_text(f"[generate]\n{name.replace('_', '-')} = {json.dumps(value)}\n")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("GESSO_CONFIG", str(path))
+        return main("generate", "a").err
 
 
 def in_a_preset_file(tiny, main, tmp_path, name, value):
@@ -174,7 +182,7 @@ def over_http(tiny, main, tmp_path, name, value):
     return from_validation(caught.value).body["error"]["message"]
 
 
-SURFACES = [in_python, in_a_command, in_a_preset_file, in_generation_config, over_http]
+SURFACES = [in_python, in_a_command, in_a_file_of_defaults, in_a_preset_file, in_generation_config, over_http]
 
 
 @pytest.mark.parametrize("surface", SURFACES)
@@ -184,7 +192,7 @@ def test_a_removed_rule_is_an_error_that_names_its_replacement(tiny, main, tmp_p
     assert REMOVED[name] in surface(tiny, main, tmp_path, GONE[name], name)
 
 
-@pytest.mark.parametrize("surface", [surface for surface in SURFACES if surface is not in_a_command])
+@pytest.mark.parametrize("surface", SURFACES)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_removed_setting_is_an_error_that_says_why(tiny, main, tmp_path, surface, name):
     assert "was removed, because" in REMOVED[name]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gesso.adapters import LoraSettings
+from gesso.errors import InputError
 from gesso.train.recipe import (
     DataSettings,
     EvalSettings,
@@ -47,3 +48,15 @@ PLAIN = Recipe(
 def test_recipe_that_was_written_reads_as_the_same(tmp_path, recipe):
     write_recipe(recipe, tmp_path / "new" / "recipe.toml", "Two\nlines")
     assert load(tmp_path / "new" / "recipe.toml") == recipe
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [("reweighted", "reweighted was removed"), ("leave_one_out", "leave_one_out was removed"), ("los", "unknown")],
+)
+def test_a_setting_that_a_recipe_cannot_have_is_named(tmp_path, setting, message):
+    path = tmp_path / "recipe.toml"
+    write_recipe(PLAIN, path, "")
+    path.write_text(path.read_text().replace("[objective]", f"[objective]\n{setting} = true"))
+    with pytest.raises(InputError, match=rf"recipe.toml: \[objective\] .*{message}"):
+        load(path)

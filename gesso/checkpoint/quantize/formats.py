@@ -2,7 +2,8 @@
 
 A model is stored in `fp8`, or with its experts, nine tenths of all weights, at four bits: `int4` or `nvfp4`. The other
 matrices are then FP8: with the tokens of a canvas, their products are compute-bound, and widening four-bit weights
-would only add to that. The suffix `-layers` leaves the embeddings, which are also the head, as they are.
+would only add to that. Where another tool has left the embeddings, which are also the head, unpacked, the name of the
+stored model ends in `-layers`.
 
 On a CPU, a token written by itself reads few experts, so the other matrices count as much: when `int4` is applied
 while loading, all of them have four bits. `int4-int8` keeps those that lose most, attention and embeddings, at eight.
@@ -23,6 +24,7 @@ from gesso.checkpoint.quantize.matrices import Layout, Tensors
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.errors import InputError
 from gesso.model.quantization_config import LAYERS, MIXED, QUANTIZATIONS
+from gesso.removed import REMOVED
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,9 @@ ON_CPU = ("int4", MIXED)  # quantizations that apply to all matrices when a CPU 
 def check_known(quantization: str, on_cpu: bool = False) -> None:
     names = (*QUANTIZATIONS, MIXED) if on_cpu else QUANTIZATIONS
     if quantization not in names:
-        raise InputError(
-            f"unknown quantization {quantization!r}; known are {', '.join(names)}"
-            + (f"; {MIXED} is for loading on a CPU" if quantization == MIXED else "")
-        )
+        unknown = f"unknown quantization {quantization!r}; known are {', '.join(names)}"
+        on_cpu_only = f"; {MIXED} is for loading on a CPU" if quantization == MIXED else ""
+        raise InputError(REMOVED.get(quantization, unknown + on_cpu_only))
 
 
 def stored_name(parameter: str, key: str) -> str:
