@@ -23,7 +23,8 @@ import httpx
 
 from gesso.bench.server import running_server
 
-CONTEXT = 200  # tokens; a request without a limit fills it, and /infill leaves 128 for the hole
+CONTEXT = 200
+ANSWER = 32  # tokens of a canvas, and of an answer without a limit: most requests have none
 SECONDS = 300  # for one answer, on a machine that does other work
 OPTIONS = (
     *("--checks", "not_a_server_error"),
@@ -45,6 +46,9 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="gesso-") as directory:
         model = make(Path(directory) / "model", sees=True)
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "canvas_length": ANSWER}))
+        (model / "generation_config.json").write_text(json.dumps({"max_new_tokens": ANSWER}))
         with running_server("--device", "cpu", "--model", str(model), "--max-length", str(CONTEXT)) as server:
             server.wait_ready()
             description = httpx.get(f"{server.url}/openapi.json").json()
