@@ -1,6 +1,5 @@
 """The description of request bodies in /openapi.json, next to what the endpoints accept."""
 
-import jsonschema
 import pytest
 
 from tests.serving import server_fixture
@@ -44,6 +43,8 @@ REJECTED = [
 
 def described(server, path, body):
     """Return whether a body is in accord with the description of an endpoint."""
+    import jsonschema
+
     description = server.http.get("/openapi.json").json()
     schema = description["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     return jsonschema.Draft202012Validator({**schema, "components": description["components"]}).is_valid(body)
