@@ -3,8 +3,9 @@
     python -m benchmarks.editor_requests --count 20
 
 The requests are those of llama.vim, llama.vscode and Continue, as their sources build them. Each is sent `count` times,
-one after the other and with different seeds, after one that is not counted. `parses` counts the answers with which the
-Python file parses.
+one after the other and with different seeds, after one that is not counted. `processor` is the processor time of the
+server per request, which other work on the machine changes less than the time until the answer. `parses` counts the
+answers with which the Python file parses.
 
 After that, lines of Python's standard library are left out, and filled through /infill and by `Gesso.infill`, which is
 what `gesso infill` runs.
@@ -23,6 +24,7 @@ import gesso
 from benchmarks import arguments
 from gesso.bench.server import ServerProcess, running_server
 from gesso.eval.python_infill import PythonInfill, parses
+from tools.load.processes import descendants, processor_seconds
 
 BEFORE = "class Point:\n    def __init__(self, x, y):\n        self.x = x\n"
 AFTER = '\n\n    def __repr__(self):\n        return f"Point({self.x}, {self.y})"\n'
@@ -130,6 +132,7 @@ SECONDS = 300.0  # for one answer
 class Row:
     name: str
     seconds: list[float]
+    processor: float  # seconds per request, of all processes of the server
     parses: int
 
 
@@ -151,13 +154,15 @@ def measure(server: ServerProcess, count: int) -> list[Row]:
             _answer(client, path, body)
             seconds: list[float] = []
             parsed = 0
+            used_before = _processor_seconds(server)
             for seed in range(count):
                 began = time.perf_counter()
                 text = _answer(client, path, body | {"seed": seed})
                 seconds.append(time.perf_counter() - began)
                 prompt = body["prompt"] if path == "/infill" else "        "
                 parsed += parses(f"{BEFORE}{prompt}{text}{AFTER}")
-            rows.append(Row(name=name, seconds=seconds, parses=parsed))
+            processor = (_processor_seconds(server) - used_before) / count
+            rows.append(Row(name=name, seconds=seconds, processor=processor, parses=parsed))
     return rows
 
 
@@ -176,6 +181,10 @@ def compare(server: ServerProcess, model: str | None, count: int) -> Lines:
             by_library += task.score(item, expected)["parses"] == 1
             equal += line == expected
     return Lines(count=count, by_server=by_server, by_library=by_library, equal=equal)
+
+
+def _processor_seconds(server: ServerProcess) -> float:
+    return sum(map(processor_seconds, (server.pid, *descendants(server.pid))))
 
 
 def _answer(client: httpx.Client, path: str, body: Mapping[str, Any]) -> str:
@@ -200,10 +209,11 @@ def main() -> None:
         server.wait_ready()
         rows = measure(server, asked.count)
         lines = compare(server, asked.model, asked.lines)
-    print(f"{'request':28}{'p50':>8}{'longest':>10}{'parses':>10}")
+    print(f"{'request':28}{'p50':>8}{'longest':>10}{'processor':>11}{'parses':>10}")
     for row in rows:
         median = statistics.median(row.seconds)
-        print(f"{row.name:28}{median:6.2f} s{max(row.seconds):8.2f} s{row.parses:6} of {len(row.seconds)}")
+        times = f"{median:6.2f} s{max(row.seconds):8.2f} s{row.processor:9.2f} s"
+        print(f"{row.name:28}{times}{row.parses:6} of {len(row.seconds)}")
     print(f"files that parse: {lines.by_server} of {lines.count} through /infill, {lines.by_library} by gesso infill")
     print(f"lines with the same text: {lines.equal} of {lines.count}")
 

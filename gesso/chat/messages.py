@@ -98,6 +98,7 @@ def _check_content(content: Any, role: str, where: str) -> str | list[dict[str, 
 
 def _check_call(call: Any, where: str) -> dict[str, Any]:
     function = _expect(_expect(call, dict, where).get("function"), dict, f"{where}.function")
+    _expect(call.get("id") or "", str, f"{where}.id")
     _check_name(function.get("name"), f"{where}.function.name")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):

@@ -12,8 +12,11 @@ from gesso.serve.image_parts import base64_part, content_of, image_part
 from gesso.serve.openai.chat_fields import ChatFields
 
 
-def _blocks(*kinds: str) -> BeforeValidator:
-    """Return a validator that turns text into a block and rejects blocks of other kinds, such as documents."""
+def _blocks(block: Any, *kinds: str) -> BeforeValidator:
+    """Return a validator that turns text into a block and rejects blocks of other kinds, such as documents.
+
+    The API's description shows the field as a text or a list of `block`.
+    """
 
     def check(value: Any) -> Any:
         if isinstance(value, str):
@@ -26,7 +29,7 @@ def _blocks(*kinds: str) -> BeforeValidator:
                 raise ValueError(f"block {index} has the type {kind!r:.100}; supported are {', '.join(kinds)}")
         return value
 
-    return BeforeValidator(check, json_schema_input_type=str | list[dict[str, Any]])
+    return BeforeValidator(check, json_schema_input_type=str | list[block])
 
 
 def _check_tokens(tokens: int) -> int:
@@ -35,7 +38,7 @@ def _check_tokens(tokens: int) -> int:
     return tokens
 
 
-Tokens = Annotated[int, AfterValidator(_check_tokens)]
+Tokens = Annotated[int, AfterValidator(_check_tokens), Field(json_schema_extra={"enum": list(BUDGETS)})]
 
 
 class TextBlock(LenientFields):
@@ -43,7 +46,7 @@ class TextBlock(LenientFields):
     text: str
 
 
-TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True), _blocks("text")]
+TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True), _blocks(TextBlock, "text")]
 
 
 class Base64Source(LenientFields):
@@ -88,7 +91,7 @@ class ToolUseBlock(LenientFields):
 class ToolResultBlock(LenientFields):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Annotated[list[ResultBlock], Field(fail_fast=True), _blocks("text", "image")] = []
+    content: Annotated[list[ResultBlock], Field(fail_fast=True), _blocks(ResultBlock, "text", "image")] = []
     is_error: bool = False
 
     def parts(self, where: str) -> Iterator[dict[str, Any]]:
@@ -108,7 +111,7 @@ class MessageFields(LenientFields):
     content: Annotated[
         list[Block],
         Field(fail_fast=True),
-        _blocks("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+        _blocks(Block, "text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result"),
     ]
 
     def chat_messages(self, where: str) -> Iterator[dict[str, Any]]:
@@ -180,7 +183,7 @@ class OutputFields(LenientFields):
 class MessagesFields(Common):
     model_config = example({"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 64})
 
-    messages: Annotated[list[MessageFields], Field(fail_fast=True)]
+    messages: Annotated[list[MessageFields], Field(fail_fast=True, json_schema_extra={"minItems": 1})]
     system: TextBlocks = []
     max_tokens: Limit = None
     stop_sequences: Stop = []

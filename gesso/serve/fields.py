@@ -99,9 +99,9 @@ class LenientFields(Fields):
     model_config = ConfigDict(extra="ignore")
 
 
-def example(body: dict[str, Any]) -> ConfigDict:
-    """Return a model config with an example request for the API reference page."""
-    return ConfigDict(json_schema_extra={"examples": [body]})
+def example(body: dict[str, Any], **rules: Any) -> ConfigDict:
+    """Return a model config with an example request for the API reference page, and rules of the body's JSON schema."""
+    return ConfigDict(json_schema_extra={"examples": [body], **rules})
 
 
 def is_off(name: str, value: Any) -> bool:
@@ -156,7 +156,11 @@ DrawFields = create_model("DrawFields", __base__=Fields, **{name: _settings[name
 class DiffusionFields(SettingFields):  # type: ignore[valid-type, misc]
     """The settings of `gesso.Diffusion`, by the same names, a preset, and options that only the server has."""
 
-    pins: dict[str, int] = Field(default={}, description="Token ids by position in the new text.")
+    pins: dict[str, int] = Field(
+        default={},
+        description="Token ids by position in the new text.",
+        json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,9}$"}},
+    )
     drafts: Drafts = Field(default=False, description="Stream the canvas after every step, as extra events.")
 
     @field_validator("pins")

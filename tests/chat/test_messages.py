@@ -34,6 +34,7 @@ from tests.chat.test_tokenizer import USER, WEATHER, call
         ({"role": "assistant", "tool_calls": [call(arguments="{")]}, "messages[1].tool_calls[0].function.arguments"),
         ({"role": "assistant", "tool_calls": [call(arguments="[1]")]}, "messages[1].tool_calls[0].function.arguments"),
         ({"role": "assistant", "tool_calls": [call(arguments='{"a": NaN}')]}, "messages[1].tool_calls[0].function"),
+        ({"role": "assistant", "tool_calls": [{**call(), "id": ["c1"]}]}, "messages[1].tool_calls[0].id"),
         ({"role": "tool", "content": "wet"}, "messages[1].tool_call_id"),
         ({"role": "tool", "content": "wet", "tool_call_id": "c9"}, "messages[1].tool_call_id"),
         ({"role": "tool", "content": "wet", "name": "no name"}, "messages[1].name"),

@@ -1,10 +1,11 @@
 """The run of other projects' clients."""
 
+import json
 import sys
 
 import pytest
 
-from tools.clients import environments, page, run
+from tools.clients import environments, fuzz, page, run
 from tools.clients.environments import NotInstalled, PythonClient
 
 NPM = """npm error code ERESOLVE
@@ -60,3 +61,14 @@ def test_the_page_names_packages_without_extras_and_pinned_versions():
 def test_an_installer_that_is_absent_is_a_reason(tmp_path):
     with pytest.raises(NotInstalled, match="absent"):
         environments._run([str(tmp_path / "absent")])
+
+
+def test_the_fuzzer_counts_answers_by_endpoint_and_knows_which_generate_text():
+    text, models = {"post": {"tags": ["text"]}}, {"get": {"tags": ["models"]}}
+    description = {"paths": {"/chat": text, "/models/{model}": models, "/models": models}}
+    answered = [("/chat", 200), ("/models/a", 404), ("/chat", 400), ("/chat", 200), ("/nowhere", 404)]
+    lines = [json.dumps({"event": "request", "path": path, "status": status}) for path, status in answered]
+    answers = fuzz.count_answers(description, ["starting", *lines, json.dumps({"event": "ready"})])
+    assert answers == {"/chat": {200: 2, 400: 1}, "/models/{model}": {404: 1}, "/models": {}}
+    assert fuzz.generating(description) == ["/chat"]
+    assert fuzz.table(answers).splitlines()[1].split() == ["/chat", "3", "2", "1", "x", "400"]

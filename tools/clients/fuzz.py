@@ -4,19 +4,34 @@
 
 The requests are made from the OpenAPI description, in accord with it and against it. `--count` is the most random ones
 per endpoint; systematic ones come in addition. Absent endpoints answer with 501 and are not part of the description.
+
+The answers are counted by endpoint and status. It also fails if an endpoint that generates text never did.
 """
 
 import argparse
+import json
+import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 from gesso.bench.server import running_server
 
+CONTEXT = 200
+ANSWER = 32  # tokens of a canvas, and of an answer without a limit: most requests have none
+SECONDS = 300  # for one answer, on a machine that does other work
 OPTIONS = (
     *("--checks", "not_a_server_error"),
     *("--suppress-health-check", "all"),
+    *("--request-timeout", str(SECONDS)),
+    *("--workers", "2"),
+    "--continue-on-failure",
     "--generation-deterministic",
     "--no-color",
 )
@@ -25,16 +40,61 @@ OPTIONS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=50, help="random requests per endpoint")
-    count = parser.parse_args().count
+    parser.add_argument("--only", action="append", default=[], metavar="PATH", help="one endpoint; may be repeated")
+    options = parser.parse_args()
     from tests.tiny import make
 
     with tempfile.TemporaryDirectory(prefix="gesso-") as directory:
         model = make(Path(directory) / "model", sees=True)
-        with running_server("--device", "cpu", "--model", str(model), "--max-length", "600") as server:
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "canvas_length": ANSWER}))
+        (model / "generation_config.json").write_text(json.dumps({"max_new_tokens": ANSWER}))
+        with running_server("--device", "cpu", "--model", str(model), "--max-length", str(CONTEXT)) as server:
             server.wait_ready()
+            description = httpx.get(f"{server.url}/openapi.json").json()
             program = Path(sys.executable).with_name("schemathesis")
-            command = [program, "run", f"{server.url}/openapi.json", *OPTIONS, "--max-examples", str(count)]
-            sys.exit(subprocess.run(command, cwd=directory).returncode)
+            command = [program, "run", f"{server.url}/openapi.json", *OPTIONS, "--max-examples", str(options.count)]
+            for path in options.only:
+                command += ["--include-path", path]
+            status = subprocess.run(command, cwd=directory).returncode
+            answers = count_answers(description, server.log.read_text().splitlines())
+    print(table(answers))
+    expected = options.only or generating(description)
+    without_text = [path for path in expected if not answers[path][200]]
+    if without_text:
+        print(f"never answered: {', '.join(without_text)}", file=sys.stderr)
+    sys.exit(status or bool(without_text))
+
+
+def generating(description: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the endpoints that generate text."""
+    paths: Mapping[str, Any] = description["paths"]
+    return [path for path, methods in paths.items() if "text" in methods.get("post", {}).get("tags", ())]
+
+
+def count_answers(description: Mapping[str, Any], log: Iterable[str]) -> dict[str, Counter[int]]:
+    """Return how often each endpoint gave each status, from the log of a server."""
+    answers: dict[str, Counter[int]] = {path: Counter() for path in description["paths"]}
+    patterns = {path: re.compile(re.sub(r"\{[^}]*\}", "[^/]+", path)) for path in answers}
+    for line in log:
+        if not line.startswith("{"):
+            continue
+        event = json.loads(line)
+        if event["event"] != "request":
+            continue
+        for path, pattern in patterns.items():
+            if pattern.fullmatch(event["path"]):
+                answers[path][event["status"]] += 1
+                break
+    return answers
+
+
+def table(answers: Mapping[str, Counter[int]]) -> str:
+    lines = [f"{'endpoint':32}{'answers':>8}{'200':>6}  others"]
+    for path, counts in answers.items():
+        others = ", ".join(f"{count} x {status}" for status, count in sorted(counts.items()) if status != 200)
+        lines.append(f"{path:32}{counts.total():8}{counts[200]:6}  {others}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

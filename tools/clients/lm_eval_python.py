@@ -56,7 +56,8 @@ def evaluate(url, model, path, rows, task, **options):
             model=model,
             model_args={"model": MODEL, "base_url": f"{url}{path}", "max_length": 1024},
             tasks=["local"],
-            task_manager=TaskManager(include_path=directory),
+            # lm-eval's own tasks are thousands of files, which take minutes to read.
+            task_manager=TaskManager(include_path=directory, include_defaults=False),
             **options,
         )
     samples = sorted(results["samples"]["local"], key=lambda sample: sample["doc_id"])

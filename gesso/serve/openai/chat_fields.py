@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from gesso.errors import InputError
-from gesso.serve.fields import Choices, Constraint, Fields, Limit, Objects, SchemaOptionFields, example
+from gesso.serve.described import ChatFunctions, ChatMessages, ChatTools
+from gesso.serve.fields import Choices, Constraint, Fields, Limit, SchemaOptionFields, example
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 SCHEMA_IN_PROMPT = Field(default=True, description="Add the JSON schema of the answer to the last message.")
@@ -49,15 +50,15 @@ class ChosenTool(Fields):
 class ChatFields(Choices):
     model_config = example({"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 64})
 
-    messages: Objects = Field(
+    messages: ChatMessages = Field(
         description="A content is text, or a list of parts: text, and image_url if the model sees images."
     )
     max_completion_tokens: Limit = Field(default=None, description="Like max_tokens; the smaller one counts.")
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Objects | None = None
+    tools: ChatTools | None = None
     tool_choice: Literal["auto", "none", "required"] | ChosenTool = "auto"
-    functions: Objects | None = Field(
+    functions: ChatFunctions | None = Field(
         default=None, description="The former name of tools. An answer with a call then has function_call."
     )
     function_call: Literal["auto", "none"] | ChosenFunction | None = Field(

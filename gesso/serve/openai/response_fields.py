@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from gesso.errors import InputError
-from gesso.serve.fields import Common, Count, Fields, Limit, Objects, SchemaOptionFields, Texts, example
+from gesso.serve.described import ResponseInput, ResponseTools
+from gesso.serve.fields import Common, Count, Fields, Limit, SchemaOptionFields, Texts, example
 from gesso.serve.leniency import UNSUPPORTED
 from gesso.serve.openai.chat_fields import SCHEMA_IN_PROMPT, Effort, SchemaFields, thinks, whole_constraint
 
@@ -67,9 +68,12 @@ class ResponseStreamOptions(Fields):
 
 
 class ResponseFields(Common):
-    model_config = example({"input": "Who are you?", "max_output_tokens": 64})
+    model_config = example(
+        {"input": "Who are you?", "max_output_tokens": 64},
+        anyOf=[{"required": ["input"]}, {"required": ["previous_response_id"]}],
+    )
 
-    input: str | Objects = Field(
+    input: ResponseInput = Field(
         default=[],
         description="A text, or items: messages, function calls, their outputs. Parts of type input_image hold images.",
     )
@@ -79,7 +83,7 @@ class ResponseFields(Common):
     max_output_tokens: Limit = None
     reasoning: ReasoningFields = ReasoningFields()
     text: TextFields = TextFields()
-    tools: Objects = Field(default=[], description="Functions. Other types of tools are ignored with a warning.")
+    tools: ResponseTools = Field(default=[], description="Functions. Other types of tools are ignored with a warning.")
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = Field(default=True, description="If false, at most one call is returned.")
     metadata: Annotated[

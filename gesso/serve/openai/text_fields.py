@@ -5,6 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from gesso.engine.decision import CHOICES
+from gesso.serve.described import ChatMessages, ChatTools
 from gesso.serve.fields import (
     Choices,
     Common,
@@ -12,7 +13,6 @@ from gesso.serve.fields import (
     Fields,
     Limit,
     ModelFields,
-    Objects,
     Texts,
     Tokens,
     example,
@@ -92,7 +92,7 @@ class DecideFields(ModelFields):
 
     model_config = example({"messages": [{"role": "user", "content": "Is 7 a prime?"}], "choices": ["yes", "no"]})
 
-    messages: Objects | None = Field(default=None, description="A conversation; a choice is a whole answer.")
+    messages: ChatMessages | None = Field(default=None, description="A conversation; a choice is a whole answer.")
     prompt: str | None = Field(default=None, description="A text; a choice continues it. Give either this or messages.")
     choices: Annotated[list[str], Field(fail_fast=True, min_length=2, max_length=CHOICES)]
 
@@ -125,8 +125,8 @@ class TokenizeFields(Fields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Objects | None = None
-    tools: Objects | None = None
+    messages: ChatMessages | None = None
+    tools: ChatTools | None = None
     add_special_tokens: bool = Field(default=True, description="Begin with the bos token.")
 
     @model_validator(mode="after")
