@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gesso.backends.cuda.graphs import shape_of
 from gesso.diffusion.noise import HashSource
 from gesso.diffusion.truncation import ROWS, draw_within, truncated
 from gesso.engine.engine import Engine
 from gesso.engine.events import Draft
-from gesso.engine.scheduler import Work
 from gesso.settings import Diffusion
+from tests.engine.models import with_graphs
 from tests.engine_requests import SMALL, finish, other_requests, request, result
 
 CPU = torch.device("cpu")
@@ -122,8 +121,7 @@ def test_restricted_draws_give_the_same_text_alone_and_in_a_batch(tiny):
 
 @pytest.mark.parametrize("settings", [{}, *RESTRICTED], ids=str)
 def test_a_captured_pass_leaves_the_steps_of_restricted_draws_to_the_host(tiny, settings):
-    engine = Engine(tiny.model, tiny.decode)
-    engine.submit(request(diffusion=replace(SMALL, **settings)))
-    engine._admit()
-    shape = shape_of([Work(running, (), True) for running in engine.scheduler.running])
-    assert shape is not None and (shape.settings is None) == bool(settings)
+    graphed = with_graphs(tiny)
+    graphed.generate("x", seed=1, steps=3, canvas_length=8, max_new_tokens=8, stopping="fixed", **settings)
+    shapes = [shape for shape in graphed.engine.runner.backend.graphs.made if shape.lengths]
+    assert shapes and all((shape.settings is None) == bool(settings) for shape in shapes)

@@ -324,7 +324,7 @@ def test_write_changes_a_local_checkpoint_only_if_the_choice_is_confirmed(main, 
         def as_before(tuner, tuning, items, held_out):
             vars(tuning).update(vars(result))
 
-        monkeypatch.setattr(Tuner, "run", as_before)
+        monkeypatch.setattr(Tuner, "run", as_before)  # an untrained model confirms nothing
 
     rejected, confirmed = (fake_tuning(Fake({48: DEFAULT, 2: (share, 10.0)})) for share in (0.5, 0.8))
     ends_like(rejected)

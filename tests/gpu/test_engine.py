@@ -46,7 +46,7 @@ def test_step_kernels_write_the_text_of_the_plain_step(tiny_directory, monkeypat
     texts = []
     for fused in (True, False):
         if not fused:
-            monkeypatch.setattr(canvases, "advances", lambda settings: False)
+            monkeypatch.setattr(canvases, "advances", lambda settings: False)  # no setting leaves the kernels out
         engine = Engine(model.model, model.decode, max_batch=2)
         diffusion = replace(request().diffusion, stopping=stopping)
         made = [request(seed=seed, pins={3: 9}, diffusion=diffusion) for seed in range(4)]
@@ -58,7 +58,7 @@ def test_step_kernels_write_the_text_of_the_plain_step(tiny_directory, monkeypat
 
 def test_graphs_are_captured_again_after_all_were_dropped(tiny_directory, monkeypatch):
     """The memory pool is freed with the last graph."""
-    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)  # 32 shapes take minutes to compile
     model = gesso.load(tiny_directory, device=DEVICE, dtype="bfloat16")
     engine = Engine(model.model, model.decode)
     texts = []

@@ -89,6 +89,7 @@ def test_the_limit_is_set_again_after_the_first_step_has_loaded_its_kernels(tmp_
     steps, limits = [], []
     # There is no GPU whose memory could be limited.
     monkeypatch.setattr(run, "limit_memory", lambda device, given: {"18GB": 18}[given])
+    # Nor a memory fraction that could be read back.
     monkeypatch.setattr(trainer, "keep_within", lambda device, size: limits.append((len(steps), size)))
     recipe = load(write_recipe(tmp_path, rows, small, steps=3))
     run.train(recipe, steps.append, memory="18GB")

@@ -46,6 +46,7 @@ def test_the_advice_for_a_loss_that_is_not_finite_can_be_followed(tmp_path, begu
 
     forward = Objective.forward
     with monkeypatch.context() as patch:
+        # A loss that is not finite at a given step.
         patch.setattr(Objective, "forward", lambda *a: replace(found := forward(*a), total_B=found.total_B * torch.nan))
         with pytest.raises(GessoError, match="lower optimizer.lr or optimizer.clip, or raise optimizer.warmup"):
             train(longer(begun), lambda _: None)

@@ -10,9 +10,10 @@ import torch
 
 from examples.samplers import rules
 from gesso.backends.cuda.canvases import Canvases
-from gesso.backends.cuda.kernels import advance
+from gesso.backends.cuda.kernels.advance import advances
 from gesso.backends.cuda.noise import KernelSource
 from gesso.diffusion.canvas import FREE, Process
+from gesso.diffusion.noise import HashSource
 from gesso.diffusion.prediction import Prediction
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import Diffusion, choose
@@ -36,23 +37,25 @@ class Ends:
     conditioning = DiffusionGemma.conditioning
 
 
-def canvases(settings, count, length, monkeypatch, fused):
+class PlainKernelSource(HashSource):
+    """The same draws, in a captured pass without the kernels of a step."""
+
+    at = KernelSource.at
+
+
+def canvases(settings, count, length, fused):
     """Return noise with two pins, in the tensors of a captured pass."""
     generator = torch.Generator().manual_seed(length)
     tokens_BC = torch.randint(V, (count, length), generator=generator).to(DEVICE)
-    with monkeypatch.context() as patch:
-        if not fused:
-            patch.setattr(advance, "LONGEST", 0)
-            patch.setattr("gesso.backends.cuda.canvases.LONGEST", 0)
-        process = Process(
-            settings=settings,
-            source=KernelSource(),
-            seed=torch.arange(count, device=DEVICE) - 7,
-            vocab_size=V,
-            eos=frozenset({1}),
-            device=DEVICE,
-        )
-        made = Canvases(process, tokens_BC, torch.zeros(count, length, H, device=DEVICE))
+    process = Process(
+        settings=settings,
+        source=KernelSource() if fused else PlainKernelSource(),
+        seed=torch.arange(count, device=DEVICE) - 7,
+        vocab_size=V,
+        eos=frozenset({1}),
+        device=DEVICE,
+    )
+    made = Canvases(process, tokens_BC, torch.zeros(count, length, H, device=DEVICE))
     assert bool(made.kernels) == fused
     made.canvas.index.copy_(torch.arange(count) + (1 << 24))
     made.canvas.pin_C[:, : length // 8] = 3
@@ -83,9 +86,9 @@ def prediction(step, count, length, still):
     ],
     ids=str,
 )
-def test_step_kernels_match_the_plain_step(options, converges, count, length, monkeypatch):
+def test_step_kernels_match_the_plain_step(options, converges, count, length):
     settings = Diffusion(**{"settle": 0, **options})
-    fused, plain = (canvases(settings, count, length, monkeypatch, fused) for fused in (True, False))
+    fused, plain = (canvases(settings, count, length, fused) for fused in (True, False))
     model = Ends(torch.randn(V, H, device=DEVICE))
     accepted, seen = set(), False
     for step in range(4):
@@ -105,19 +108,19 @@ def test_step_kernels_match_the_plain_step(options, converges, count, length, mo
     assert accepted == {True, False} and seen == converges, "the test should see every case"
 
 
-def test_fully_pinned_canvas_has_converged(monkeypatch):
+def test_fully_pinned_canvas_has_converged():
     for fused in (True, False):
-        made = canvases(Diffusion(stopping="fixed", settle=0), 2, 20, monkeypatch, fused)
+        made = canvases(Diffusion(stopping="fixed", settle=0), 2, 20, fused)
         made.canvas.pin_C[1] = 4
         made.prepare(torch.zeros(40, device=DEVICE), torch.zeros(40, 2, dtype=torch.int32, device=DEVICE))
         after = made.step(prediction(0, 2, 20, still=False), Ends(torch.randn(V, H, device=DEVICE)))
         assert after.converged_B.tolist() == [False, True]
 
 
-def test_position_without_a_number_as_entropy_is_not_accepted(monkeypatch):
+def test_position_without_a_number_as_entropy_is_not_accepted():
     found = []
     for fused in (True, False):
-        made = canvases(Diffusion(settle=0), 1, 20, monkeypatch, fused)
+        made = canvases(Diffusion(settle=0), 1, 20, fused)
         given = prediction(0, 1, 20, still=False)
         given.entropy_C[7] = torch.nan
         made.prepare(torch.zeros(20, device=DEVICE), torch.zeros(20, 2, dtype=torch.int32, device=DEVICE))
@@ -141,4 +144,4 @@ def test_position_without_a_number_as_entropy_is_not_accepted(monkeypatch):
 )
 def test_other_settings_take_the_plain_step(options):
     plain = Diffusion(settle=0)
-    assert advance.advances(plain) and not advance.advances(choose(plain, **options))
+    assert advances(plain) and not advances(choose(plain, **options))
