@@ -14,9 +14,9 @@ from PIL import Image
 from rich.console import Console
 
 import gesso
+from gesso import Done, Result, Usage
 from gesso.bundled import SOLVER
 from gesso.cli import sudoku_view as view
-from gesso.engine.events import Done, Result, Usage
 from gesso.engine.writing import Writing
 from gesso.eval.sudoku.grid import is_valid, parse_puzzle
 from gesso.eval.sudoku.task import Sudoku, spaced, transformed

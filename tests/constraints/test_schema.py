@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema_rs import validator_for
 
+from gesso import SchemaOptions
 from gesso.constraints.schema.compile import CompiledConstraint, schema_term
 from gesso.constraints.schema.openapi import standard_schema
-from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.stored import from_bytes, to_bytes
 from gesso.errors import InputError
 from tests.constraints.schema_cases import CASES

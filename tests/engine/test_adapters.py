@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import gesso
-from gesso import adapters
+from gesso import Commit, adapters
 from gesso.adapters.files import CONFIG
 from gesso.adapters.lora import adapter_sites
 from gesso.backends.torch import TorchBackend
 from gesso.engine.engine import Engine
-from gesso.engine.events import Commit
 from gesso.engine.plan import echo
 from gesso.engine.request import Score
 from gesso.errors import CheckpointError, InputError

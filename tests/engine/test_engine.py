@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import gesso
+from gesso import Commit, Done, Draft
 from gesso.diffusion.samplers import EntropyBound
 from gesso.engine.engine import Engine
-from gesso.engine.events import Commit, Done, Draft
 from gesso.engine.runner import SearchTimes
 from gesso.errors import InputError
 from gesso.memory.workspace import LOGITS_COPIES

@@ -10,10 +10,11 @@ import weakref
 import pytest
 
 from examples.samplers import rules
+from gesso import Done, Draft
 from gesso.adapters.lora import Lora, make_adaptable
 from gesso.backends.cuda import CudaBackend
 from gesso.engine.engine import Engine
-from gesso.engine.events import Done, Draft, Failed
+from gesso.engine.events import Failed
 from tests.backends.passes import CapturesPlainly
 from tests.engine.models import with_engine, with_graphs
 from tests.engine_requests import request, result

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
+from gesso import Done, Draft, Image
 from gesso.backends.torch import TorchBackend, summarize
 from gesso.diffusion.canvas import Process
 from gesso.diffusion.noise import HashSource
 from gesso.engine.engine import Engine
-from gesso.engine.events import Done, Draft, Event, Failed
+from gesso.engine.events import Event, Failed
 from gesso.engine.prefix_files import PrefixFiles
 from gesso.engine.request import Request, Score
 from gesso.engine.seen import Seen
 from gesso.errors import InputError
-from gesso.images.image import Image
 from gesso.images.tokens import image_tokens
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import gesso
+from gesso import Result
 from gesso.checkpoint.safetensors import SINGLE
-from gesso.engine.events import Result
 from gesso.engine.pieces import cut
 from gesso.engine.prefix_files import PrefixFiles
 from gesso.errors import InputError

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from gesso import InputError
+from gesso import Done, InputError
 from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
-from gesso.engine.events import Done, Failed, Scored
+from gesso.engine.events import Failed, Scored
 from gesso.engine.plan import score as scores
 from gesso.engine.request import Score
 from tests.backends.passes import CapturesPlainly

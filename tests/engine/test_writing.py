@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import gesso
+from gesso import PRESETS
 from gesso.backends.torch import TorchBackend
 from gesso.checkpoint.generation import write_diffusion
 from gesso.cli.options import LoadOptions
 from gesso.engine.writing import Writing, choose_writing, measure
 from gesso.errors import InputError
-from gesso.settings import BY_TOKEN, PRESETS, Diffusion, WriteName, choose
+from gesso.settings import BY_TOKEN, Diffusion, WriteName, choose
 from tests.engine.models import with_engine
 from tests.tiny import make
 from tests.watched import Watched

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 import gesso
-from gesso import Diffusion, InputError
+from gesso import PRESETS, Diffusion, InputError
 from gesso.eval import OwnData, Sudoku
 from gesso.eval.evaluate import Evaluation, Outcome
 from gesso.eval.task import LOG_PROBABILITY, Item
@@ -19,7 +19,7 @@ from gesso.eval.tune.grid import SettingsCandidate, candidates, changes
 from gesso.eval.tune.judge import ByModel, ByTask
 from gesso.eval.tune.run import Tuner, Tuning, goal_of
 from gesso.presets import read_preset
-from gesso.settings import PRESETS, choose
+from gesso.settings import choose
 from tests.tiny import make
 
 SHORT = {"max_new_tokens": 8, "seed": 1}

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gesso import adapters
+from gesso import GessoError, adapters
 from gesso.adapters import LoraSettings, factor_values
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.parameters import empty_model
 from gesso.checkpoint.source import CheckpointSource
 from gesso.checkpoint.vision import vision_bytes
-from gesso.errors import GessoError
 from gesso.train import run, trainer
 from gesso.train.memory import explained, forecast, limit_memory
 from gesso.train.recipe import load

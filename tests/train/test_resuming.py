@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from gesso.errors import GessoError, InputError
+from gesso import GessoError
+from gesso.errors import InputError
 from gesso.train.recipe import load
 from gesso.train.run import train
 from tests.train.test_trainer import metrics, write_recipe
