@@ -40,6 +40,7 @@ SOURCES = (
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 SECONDS = 900.0  # for the test files of one mutant
 COPIED = ("gesso", "tests", "tools", "examples", "benchmarks", "docs", "pyproject.toml", "README.md")
+NOT_REACHED, SURVIVED, CAUGHT = OUTCOMES = "not reached", "survived", "caught"
 FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -222,23 +223,33 @@ def equivalent() -> set[str]:
 
 
 def table(results: Results) -> Iterator[str]:
-    """Yield the lines of a Markdown table of all drawn mutants, and the share of each package that was caught."""
+    """Yield the lines of a Markdown table of all drawn mutants, and the share of each package that was caught.
+
+    A mutant that no test has reached may be one whose tests have not run yet.
+    """
     caught_by = {verdict.key: verdict.caught_by for verdict in results.verdicts()}
     passed = Counter(key for key, _ in results.passed())
     counted = [mutant for mutant in results.drawn if mutant.key not in equivalent()]
-    yield "| mutant | caught by | tests that passed |"
+    outcomes = {
+        mutant.key: CAUGHT if mutant.key in caught_by else SURVIVED if passed[mutant.key] else NOT_REACHED
+        for mutant in counted
+    }
+    yield "| mutant | outcome | tests that passed |"
     yield "|---|---|---|"
-    for mutant in sorted(counted, key=lambda mutant: (mutant.key in caught_by, mutant.key)):
+    for mutant in sorted(counted, key=lambda mutant: (OUTCOMES.index(outcomes[mutant.key]), mutant.key)):
         change = mutant.key.partition(": ")[2].replace("|", "\\|")
-        by = caught_by.get(mutant.key, "**survived**").replace("|", "\\|")
-        yield f"| `{mutant.file}:{mutant.line}` {change} | {by} | {passed[mutant.key]} |"
-    of_package = Counter(_package(mutant) for mutant in counted)
-    caught = Counter(_package(mutant) for mutant in counted if mutant.key in caught_by)
+        outcome = caught_by.get(mutant.key, f"**{outcomes[mutant.key]}**").replace("|", "\\|")
+        yield f"| `{mutant.file}:{mutant.line}` {change} | {outcome} | {passed[mutant.key]} |"
     yield ""
-    for package in sorted(of_package):
-        yield f"- {package}: {caught[package]} of {of_package[package]}"
-    total = max(1, of_package.total())
-    yield f"- all: {caught.total()} of {of_package.total()} ({100 * caught.total() / total:.1f} %)"
+    for package in sorted({_package(mutant) for mutant in counted}):
+        yield _share(package, [outcomes[mutant.key] for mutant in counted if _package(mutant) == package])
+    yield _share("all", list(outcomes.values()))
+
+
+def _share(name: str, outcomes: Sequence[str]) -> str:
+    counts = Counter(outcomes)
+    shown = ", ".join(f"{counts[outcome]} {outcome}" for outcome in reversed(OUTCOMES))
+    return f"- {name}: {shown}: {100 * counts[CAUGHT] / max(1, len(outcomes)):.1f} %"
 
 
 def _package(mutant: Mutant) -> str:

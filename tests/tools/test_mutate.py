@@ -79,7 +79,7 @@ def test_an_interrupted_run_continues_and_its_table_has_every_mutant(results):
     assert len({verdict.key for verdict in results.verdicts()}) == 6
     table = list(mutate.table(results))
     assert sum("**survived** | 1 |" in line for line in table) == 2
-    assert table[-1] == "- all: 6 of 8 (75.0 %)"
+    assert table[-1] == "- all: 6 caught, 2 survived, 0 not reached: 75.0 %"
 
 
 COUNTER = """
