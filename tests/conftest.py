@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,6 +188,42 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         yield running
 
 
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Return a function that takes the stand-in for the models that commands of this process load."""
+    import gesso
+
+    # A command names its model by text, so a stand-in has no other door.
+    return lambda load: monkeypatch.setattr(gesso, "load", load)
+
+
+@pytest.fixture
+def any_model_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `gesso bench` measure models of any size on a CPU as it does large ones."""
+    from gesso.bench import model
+
+    monkeypatch.setattr(model, "LEAST_BYTES", 1)  # no test has a model of gigabytes
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Return a function that takes the total and free memory of this machine, which change while a test runs."""
+    from gesso.memory import device
+
+    # No test has a machine of a given size.
+    return lambda total, free: monkeypatch.setattr(device, "host_memory", lambda: (total, free))
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The settings of each server that `gesso serve` would have started."""
+    from gesso.serve import run
+
+    settings: list[Any] = []
+    monkeypatch.setattr(run, "serve", lambda given, *_, **__: settings.append(given))  # a server would not end
+    return settings
+
+
 @pytest.fixture(scope="session")
 def marked(tiny, tmp_path_factory):
     """The tiny model with a tokenizer that has the fill-in-the-middle markers."""
@@ -265,6 +301,7 @@ def main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
             # As a shell gives it to a process.
             patch.setattr(sys, "stdin", io.StringIO(stdin) if isinstance(stdin, str) else stdin)
             for name in terminals:
+                # No terminal is attached to the tests.
                 patch.setattr(getattr(sys, name), "isatty", lambda: True, raising=False)
             code = cli.main(list(arguments))
         output = capsys.readouterr()

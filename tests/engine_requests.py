@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from examples.samplers import rules
-from gesso.engine.events import Done, Failed
+from gesso import Done
+from gesso.engine.events import Failed
 from gesso.engine.request import Request
 from gesso.settings import Diffusion
 

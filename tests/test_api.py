@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gesso
-from gesso.engine.events import Commit, Done, Draft
+from gesso import Commit, Done, Draft
 
 FEW = {"max_new_tokens": 8, "steps": 2}
 

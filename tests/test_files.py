@@ -131,7 +131,7 @@ def test_a_directory_is_on_disk_before_it_gets_its_name_and_its_name_afterwards(
 
     # The order cannot be read from the disk afterwards.
     monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(Path, "rename", renamed)  # see above
     with files.replacing_directory(tmp_path / "target") as directory:
         (directory / "inner").mkdir()
         (directory / "inner" / "b").write_text("b")

@@ -57,7 +57,7 @@ def test_groups_share_the_card_as_far_as_its_memory_allows():
 
 
 @pytest.fixture
-def runner(tmp_path, monkeypatch):
+def runner(tmp_path):
     """Run groups of the given test files and return exit status and report."""
 
     def go(**files):
@@ -66,10 +66,9 @@ def runner(tmp_path, monkeypatch):
             path = tmp_path / f"test_{name}.py"
             path.write_text(text)
             groups.append(run.Group(name, (str(path),), memory=1, limit=1 if name == "slow" else 300))
-        # There is no GPU to ask.
-        monkeypatch.setattr(run, "probe", lambda: {"device": "none", "torch": "2", "triton": "3", "memory": 9})
+        machine = {"device": "none", "torch": "2", "triton": "3", "memory": 9}
         out = tmp_path / "report.json"
-        return run.main(["--tree", "abc", "--out", str(out)], tuple(groups)), json.loads(out.read_text())
+        return run.main(["--tree", "abc", "--out", str(out)], tuple(groups), machine), json.loads(out.read_text())
 
     return go
 

@@ -148,9 +148,10 @@ def test_chat_and_decide_show_pictures_of_the_command_line(
 
 
 def test_image_shows_pictures_with_the_next_message(
-    seeing: gesso.Gesso, picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    seeing: gesso.Gesso, picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[Any] = []
+    stops: list[bool] = []
 
     def chat_request(request: Callable[..., Any], messages: Any, **given: Any) -> Any:
         asked.append(messages)
@@ -163,18 +164,23 @@ def test_image_shows_pictures_with_the_next_message(
             [part["image"].digest for part in content if part["type"] == "image"] if isinstance(content, list) else []
         )
 
-    def stopped(*_: Any) -> None:
-        raise KeyboardInterrupt
+    def events(events: Callable[..., Any], request: Any, **given: Any) -> Any:
+        if stops:
+            raise KeyboardInterrupt
+        return events(request, **given)
 
     another = picture.with_name("another picture.png")
     another.write_bytes(encoded(drawing(30, 30, seed=1), "PNG"))
     a, b = (seeing.read_image(path, 70).digest for path in (picture, another))
-    conversation = chat.Conversation(Watched(seeing, chat_request=chat_request), SHORT, system=None, image_tokens=70)
+    conversation = chat.Conversation(
+        Watched(seeing, chat_request=chat_request, events=events), SHORT, system=None, image_tokens=70
+    )
     conversation.handle(f"/image '{picture}'")
     assert f"the next message shows {picture} (" in capsys.readouterr().err
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(chat, "follow", stopped)
+    stops.append(True)
+    with pytest.raises(KeyboardInterrupt):
         conversation.handle("What?")
+    stops.clear()
     assert shown() == [a] and len(conversation.images) == 1, "they wait for a question that is answered"
     conversation.handle("/image " + str(another).replace(" ", "\\ "))
     conversation.handle("/retry")

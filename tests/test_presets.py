@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 import gesso
-from gesso import CheckpointError, Diffusion, InputError
+from gesso import PRESETS, CheckpointError, Diffusion, InputError
 from gesso.checkpoint.generation import GenerationDefaults, check_writable, write_diffusion
 from gesso.presets import read_preset, resolved, write_preset
 from gesso.serve.openai.text_fields import CompletionFields
-from gesso.settings import BY_TOKEN, PRESETS
+from gesso.settings import BY_TOKEN
 
 TUNED = Diffusion(steps=7, entropy_bound=0.3, t_max=0.6, eos_settles=True, greed=0.5)
 ALL = [

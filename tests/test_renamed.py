@@ -92,13 +92,8 @@ def test_the_command_line_prints_one_note(main, tiny_directory, former, present)
     assert "is now" not in expected.err
 
 
-def test_serve_takes_its_former_option(main, monkeypatch, tiny_directory):
-    from gesso.serve import run
-
-    started = []
-    # A server would not end.
-    monkeypatch.setattr(run, "serve", lambda settings, *_, **__: started.append(settings))
+def test_serve_takes_its_former_option(main, servers, tiny_directory):
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         served = main("serve", str(tiny_directory), "--port", "0", "--decode", "tokens")
-    assert started[0].engine.write == "tokens" and "decode='tokens' is now write='tokens'" in served.err
+    assert servers[0].engine.write == "tokens" and "decode='tokens' is now write='tokens'" in served.err

@@ -13,27 +13,18 @@ from typing import get_args, get_type_hints
 import httpx
 import pytest
 
+from gesso import PRESETS, DiffusionOptions, GenerateOptions
 from gesso.cli.generate import generate
 from gesso.cli.options import OWN_OPTION
 from gesso.errors import InputError
 from gesso.model.config import SIZES
-from gesso.options import GenerateOptions
 from gesso.requests import text_request
 from gesso.serve.errors import from_validation
 from gesso.serve.fields import DiffusionFields
 from gesso.serve.http.app import create_app
 from gesso.serve.openai.text_fields import CompletionFields
 from gesso.serve.settings import EngineSettings, ServerSettings
-from gesso.settings import (
-    OPTIONS,
-    PRESETS,
-    SETTINGS,
-    Diffusion,
-    DiffusionOptions,
-    PresetName,
-    choose,
-    reference,
-)
+from gesso.settings import OPTIONS, SETTINGS, Diffusion, PresetName, choose, reference
 
 ROOT = Path(__file__).parents[1]
 NUMERIC = [name for name, setting in SETTINGS.items() if setting.bounds]

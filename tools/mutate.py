@@ -1,16 +1,19 @@
 """A mutation run: whether some test fails if one place of the source is wrong.
 
-    python -m tools.mutate record /tmp/mutants                    # run the suite once, and note the lines of each test
-    python -m tools.mutate run /tmp/mutants --seed 0 --count 200  # continues where it was interrupted
-    python -m tools.mutate table /tmp/mutants                     # as Markdown, with the share that was caught
+    python -m tools.mutate draw /tmp/mutants --seed 0 --count 200
+    python -m tools.mutate forks /tmp/mutants tests/engine          # continues where it was interrupted
+    python -m tools.mutate files /tmp/mutants --of gesso/serve tests/serve/test_serve.py
+    python -m tools.mutate table /tmp/mutants                       # as Markdown, with the share that was caught
 
 A mutant is a copy of the source with one change: a comparison flipped, a number one larger or smaller, a condition
-negated, a keyword of a call dropped, or a result replaced by a constant. Each mutant is tested by the tests that
-executed its line, the shortest first, until one fails. A run that hangs counts as caught. Mutants that no test can
-tell from the original are listed in `tools/equivalent_mutants.txt` with the reason; they are drawn, but not counted.
+negated, a keyword of a call dropped, or a result replaced by a constant. `forks` runs the given tests, each once more
+for every mutant of a line that it executes, until one fails: see `tools/forked_mutants.py`. `files` is for what forks
+do not reach, such as the processes of a server: it runs the given tests, for each mutant that is left, in a copy of
+the repository in which the file is changed. A test that hangs counts as failed. Several processes may share a
+directory, which must be outside of the repository.
 
-Everything is written to the given directory, which must be outside of the repository. Lines that only other processes
-execute, such as the engine of a server, belong to the test file that started the process.
+Mutants that no test can tell from the original are listed in `tools/equivalent_mutants.txt` with the reason; they are
+drawn, but not counted.
 """
 
 import argparse
@@ -22,11 +25,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = (
@@ -34,9 +38,9 @@ SOURCES = (
     "gesso/train/objective.py",
 )  # fmt: skip
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
-MOST_TESTS = 100  # of one line, the shortest first
-SECONDS = 300.0  # for the tests of one mutant
+SECONDS = 900.0  # for the test files of one mutant
 COPIED = ("gesso", "tests", "tools", "examples", "benchmarks", "docs", "pyproject.toml", "README.md")
+NOT_REACHED, SURVIVED, CAUGHT = OUTCOMES = "not reached", "survived", "caught"
 FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -49,12 +53,17 @@ class Mutant:
 
     file: str
     line: int  # from 1
+    last_line: int
     context: str  # the line
     kind: str
     before: str
     after: str
     start: int  # offsets in the bytes of the file
     end: int
+
+    @property
+    def lines(self) -> set[int]:
+        return set(range(self.line, self.last_line + 1))
 
     @property
     def key(self) -> str:
@@ -65,13 +74,23 @@ class Mutant:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What became of a mutant."""
+    """A mutant that was caught."""
 
     key: str
-    line: int
-    caught_by: str  # a test, "hang", or "" if the mutant survived
-    tests: int  # that execute the line
-    seconds: float
+    caught_by: str  # a test; with (hang) if it did not end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A test, or several files of tests, and the mutants with which it passed."""
+
+    test: str
+    passed: list[str]
+
+    @property
+    def function(self) -> str:
+        """The test without its parameters."""
+        return self.test.partition("[")[0]
 
 
 # --- mutants ----------------------------------------------------------------------------------------------------------
@@ -109,6 +128,7 @@ def mutants_of(source: bytes, file: str) -> list[Mutant]:
                 mutant = Mutant(
                     file=file,
                     line=target.lineno,
+                    last_line=target.end_lineno,
                     context=lines[target.lineno - 1].decode().strip(),
                     kind=kind,
                     before=source[start:end].decode(),
@@ -149,8 +169,112 @@ def _changes(node: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
         yield node.value, "constant returned", "None"
 
 
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+class Results:
+    """The mutants that were drawn, and what is known of them, in a directory that several processes append to."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        keys = set(json.loads((directory / "drawn.json").read_text(encoding="utf-8")))
+        by_key: dict[str, Mutant] = {}
+        for mutant in mutants(ROOT):
+            if mutant.key in keys:
+                by_key.setdefault(mutant.key, mutant)
+        self.drawn = list(by_key.values())
+
+    def verdicts(self) -> list[Verdict]:
+        return [Verdict(**entry) for entry in _entries(self.directory / "verdicts.jsonl")]
+
+    def trials(self) -> list[Trial]:
+        return [Trial(**entry) for entry in _entries(self.directory / "trials.jsonl")]
+
+    def add(self, entry: Verdict | Trial) -> None:
+        name = "verdicts.jsonl" if isinstance(entry, Verdict) else "trials.jsonl"
+        with (self.directory / name).open("a", encoding="utf-8") as out:
+            out.write(json.dumps(asdict(entry)) + "\n")
+
+    def passed(self) -> Counter[tuple[str, str]]:
+        """Return how often each test function passed with each mutant."""
+        return Counter((key, trial.function) for trial in self.trials() for key in trial.passed)
+
+    def left(self) -> list[Mutant]:
+        """Return the mutants that no test has caught."""
+        known = {verdict.key for verdict in self.verdicts()} | equivalent()
+        return [mutant for mutant in self.drawn if mutant.key not in known]
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def draw(directory: Path, among: Sequence[Mutant], seed: int, count: int) -> None:
+    """Choose mutants at random. Names of mutants are not unique where a line repeats a number: the first one counts."""
+    keys = list(dict.fromkeys(mutant.key for mutant in among))
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "drawn.json").write_text(json.dumps(random.Random(seed).sample(keys, min(count, len(keys))), indent=1))
+
+
+def equivalent() -> set[str]:
+    """Return the keys of the mutants that no test can tell from the original. Lines with # are their reasons."""
+    lines = EQUIVALENT.read_text(encoding="utf-8").splitlines()
+    return {line for line in lines if line and not line.startswith("#")}
+
+
+def table(results: Results) -> Iterator[str]:
+    """Yield the lines of a Markdown table of all drawn mutants, and the share of each package that was caught.
+
+    A mutant that no test has reached may be one whose tests have not run yet.
+    """
+    caught_by = {verdict.key: verdict.caught_by for verdict in results.verdicts()}
+    passed = Counter(key for key, _ in results.passed())
+    counted = [mutant for mutant in results.drawn if mutant.key not in equivalent()]
+    outcomes = {
+        mutant.key: CAUGHT if mutant.key in caught_by else SURVIVED if passed[mutant.key] else NOT_REACHED
+        for mutant in counted
+    }
+    yield "| mutant | outcome | tests that passed |"
+    yield "|---|---|---|"
+    for mutant in sorted(counted, key=lambda mutant: (OUTCOMES.index(outcomes[mutant.key]), mutant.key)):
+        change = mutant.key.partition(": ")[2].replace("|", "\\|")
+        outcome = caught_by.get(mutant.key, f"**{outcomes[mutant.key]}**").replace("|", "\\|")
+        yield f"| `{mutant.file}:{mutant.line}` {change} | {outcome} | {passed[mutant.key]} |"
+    yield ""
+    for package in sorted({_package(mutant) for mutant in counted}):
+        yield _share(package, [outcomes[mutant.key] for mutant in counted if _package(mutant) == package])
+    yield _share("all", list(outcomes.values()))
+
+
+def _share(name: str, outcomes: Sequence[str]) -> str:
+    counts = Counter(outcomes)
+    shown = ", ".join(f"{counts[outcome]} {outcome}" for outcome in reversed(OUTCOMES))
+    return f"- {name}: {shown}: {100 * counts[CAUGHT] / max(1, len(outcomes)):.1f} %"
+
+
+def _package(mutant: Mutant) -> str:
+    return mutant.file.split("/")[1].partition(".")[0]
+
+
+# --- changed files ----------------------------------------------------------------------------------------------------
+
+
+def try_files(
+    results: Results, source: str, tests: Sequence[str], first_failure: Callable[[Mutant, Sequence[str]], str]
+) -> None:
+    """Run tests with each mutant of a part of the source that is left."""
+    name = " ".join(tests)
+    tried = {key for trial in results.trials() if trial.test == name for key in trial.passed}
+    for mutant in results.left():
+        if not mutant.file.startswith(source) or mutant.key in tried:
+            continue
+        test = first_failure(mutant, tests)
+        results.add(Verdict(key=mutant.key, caught_by=test) if test else Trial(test=name, passed=[mutant.key]))
+        print(f"{test or 'passed'}  {mutant.key}", flush=True)
+
+
 def write_tree(target: Path) -> None:
-    """Copy what the tests need. The copy is mutated, never the repository."""
+    """Copy what the tests need. The copy is changed, never the repository."""
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
@@ -160,165 +284,59 @@ def write_tree(target: Path) -> None:
             shutil.copy2(source, target / name)
 
 
-# --- recording --------------------------------------------------------------------------------------------------------
-
-
-def record(directory: Path, arguments: list[str]) -> int:
-    """Run the tests with `tools/executed_lines.py`, which writes a file per process."""
-    lines = directory / "lines"
-    shutil.rmtree(lines, ignore_errors=True)
-    lines.mkdir(parents=True)
-    startup = directory / "startup"
-    startup.mkdir(exist_ok=True)
-    (startup / "sitecustomize.py").write_text("from tools import executed_lines\n\nexecuted_lines.start_in_child()\n")
-    paths = [str(startup), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"GESSO_EXECUTED_LINES": str(lines), "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-m", "pytest", "-p", "tools.executed_lines", "--ignore=tests/examples", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment).returncode
-
-
-class Recorded:
-    """The tests that executed each line, and how long they took."""
-
-    def __init__(self, directory: Path) -> None:
-        self.seconds: dict[str, float] = {}
-        self.tests: dict[tuple[str, int], set[str]] = {}
-        for path in sorted((directory / "lines").glob("*.jsonl")):
-            for text in path.read_text(encoding="utf-8").splitlines():
-                entry = json.loads(text)
-                self.seconds[entry["test"]] = entry["seconds"]
-                for file, lines in entry["lines"].items():
-                    for line in lines:
-                        self.tests.setdefault((file, line), set()).add(entry["test"])
-
-    def of(self, mutant: Mutant) -> list[str]:
-        """Return the tests of a mutant's line, the shortest first. Files of tests whose child processes executed the
-        line come last."""
-        tests = self.tests.get((mutant.file, mutant.line), set())
-        return sorted(tests, key=lambda test: ("::" not in test, self.seconds[test]))[:MOST_TESTS]
-
-
-# --- running ----------------------------------------------------------------------------------------------------------
-
-
-def drawn(directory: Path, among: Sequence[Mutant], seed: int, count: int) -> tuple[list[Mutant], Recorded]:
-    """Return a random choice among the mutants whose line a test executed."""
-    recorded = Recorded(directory)
-    possible = [mutant for mutant in among if (mutant.file, mutant.line) in recorded.tests]
-    return random.Random(seed).sample(possible, min(count, len(possible))), recorded
-
-
-def judge(tree: Path, mutant: Mutant, tests: list[str]) -> Verdict:
-    """Run the tests on a mutant until one fails, and restore the file."""
+def first_failure_in(tree: Path, mutant: Mutant, tests: Sequence[str]) -> str:
+    """Return the first test that fails in a tree with a mutant, or "" if all pass. Restore the file."""
     path = tree / mutant.file
     original = path.read_bytes()
-    began = time.monotonic()
     try:
         path.write_bytes(original[: mutant.start] + mutant.after.encode() + original[mutant.end :])
-        caught_by = first_failure(tree, tests)
+        return first_failure(tree, tests)
     finally:
         path.write_bytes(original)
-    seconds = round(time.monotonic() - began, 1)
-    return Verdict(key=mutant.key, line=mutant.line, caught_by=caught_by, tests=len(tests), seconds=seconds)
 
 
-def first_failure(tree: Path, tests: list[str]) -> str:
-    """Return the first test that fails, "hang" if they take too long, or "" if all pass."""
+def first_failure(tree: Path, tests: Sequence[str]) -> str:
     report = tree / "failures.txt"
     report.unlink(missing_ok=True)
     environment = os.environ | {"PYTHONPATH": str(tree), "GESSO_FIRST_FAILURE": str(report)}
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "tools.executed_lines", *tests]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "tools.forked_mutants", *tests]
     with subprocess.Popen(
-        command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
     ) as process:
         try:
             code = process.wait(SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # with the servers that the tests have started
-            return "hang"
+            return f"{' '.join(tests)} (hang)"
     if code == 0:
         return ""
-    return report.read_text(encoding="utf-8").strip() if report.exists() else "collection"
-
-
-def run(
-    directory: Path,
-    among: Sequence[Mutant],
-    seed: int,
-    count: int,
-    judge: Callable[[Path, Mutant, list[str]], Verdict] = judge,
-) -> None:
-    """Test the drawn mutants that have no verdict yet, in the tree of the directory."""
-    chosen, recorded = drawn(directory, among, seed, count)
-    done = {verdict.key for verdict in verdicts(directory)}
-    known = equivalent()
-    for number, mutant in enumerate(chosen, start=1):
-        if mutant.key in done or mutant.key in known:
-            continue
-        verdict = judge(directory / "tree", mutant, recorded.of(mutant))
-        with (directory / "verdicts.jsonl").open("a", encoding="utf-8") as out:
-            out.write(json.dumps(asdict(verdict)) + "\n")
-        print(f"{number}/{len(chosen)} {verdict.caught_by or 'SURVIVED'}  {mutant.key}", flush=True)
-
-
-# --- results ----------------------------------------------------------------------------------------------------------
-
-
-def verdicts(directory: Path) -> list[Verdict]:
-    path = directory / "verdicts.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [Verdict(**json.loads(line)) for line in lines]
-
-
-def equivalent() -> set[str]:
-    """Return the keys of the mutants that no test can tell from the original. Lines with # are their reasons."""
-    lines = EQUIVALENT.read_text(encoding="utf-8").splitlines()
-    return {line for line in lines if line and not line.startswith("#")}
-
-
-def table(directory: Path) -> Iterator[str]:
-    """Yield the lines of a Markdown table of all verdicts, and the share of each package that was caught."""
-    found = [verdict for verdict in verdicts(directory) if verdict.key not in equivalent()]
-    yield "| mutant | caught by | tests | s |"
-    yield "|---|---|---|---|"
-    for verdict in sorted(found, key=lambda verdict: (bool(verdict.caught_by), verdict.key)):
-        file, _, change = verdict.key.partition(": ")
-        change = change.replace("|", "\\|")
-        caught_by = verdict.caught_by.replace("|", "\\|") or "**survived**"
-        yield f"| `{file}:{verdict.line}` {change} | {caught_by} | {verdict.tests} | {verdict.seconds:g} |"
-    counts = Counter(_package(verdict) for verdict in found)
-    caught = Counter(_package(verdict) for verdict in found if verdict.caught_by)
-    yield ""
-    for package in sorted(counts):
-        yield f"- {package}: {caught[package]} of {counts[package]}"
-    total = max(1, counts.total())
-    yield f"- all: {caught.total()} of {counts.total()} ({100 * caught.total() / total:.0f} %)"
-
-
-def _package(verdict: Verdict) -> str:
-    return verdict.key.split("/")[1].partition(".")[0]
+    return report.read_text(encoding="utf-8").strip() if report.exists() else f"exit {code} of {' '.join(tests)}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("record", "run", "table"):
+    for name in ("draw", "forks", "files", "table"):
         commands.add_parser(name).add_argument("directory", type=Path)
-    commands.choices["run"].add_argument("--seed", type=int, default=0)
-    commands.choices["run"].add_argument("--count", type=int, default=200)
-    options, rest = parser.parse_known_args()
+    commands.choices["draw"].add_argument("--seed", type=int, default=0)
+    commands.choices["draw"].add_argument("--count", type=int, default=200)
+    commands.choices["files"].add_argument("--of", default="gesso", help="the part of the source")
+    commands.choices["files"].add_argument("--tree", default="tree", help="name of the copy, one per process")
+    options, tests = parser.parse_known_args()
     directory = options.directory.resolve()
     if directory.is_relative_to(ROOT):
         parser.error("the directory must be outside of the repository")
-    if options.command == "record":
-        return record(directory, rest)
-    if rest:
-        parser.error(f"unknown arguments: {' '.join(rest)}")
-    if options.command == "run":
-        write_tree(directory / "tree")
-        run(directory, mutants(ROOT), options.seed, options.count)
-    else:
-        print("\n".join(table(directory)))
+    if options.command == "draw":
+        draw(directory, mutants(ROOT), options.seed, options.count)
+    if options.command == "forks":
+        command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "tools.forked_mutants", *tests]
+        return subprocess.run(command, cwd=ROOT, env=os.environ | {"GESSO_MUTANTS": str(directory)}).returncode
+    if options.command == "files":
+        tree = directory / options.tree
+        write_tree(tree)
+        try_files(Results(directory), options.of, tests, partial(first_failure_in, tree))
+    if options.command == "table":
+        print("\n".join(table(Results(directory))))
     return 0
 
 

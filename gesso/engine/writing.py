@@ -72,17 +72,19 @@ class Writing:
         return choose(defaults, preset, **canvas)
 
 
-def choose_writing(write: WriteName | None, defaults: Diffusion, backend: Backend, longest: int) -> Writing:
+def choose_writing(
+    write: WriteName | None, defaults: Diffusion, backend: Backend, longest: int, least_bytes: int = LEAST_BYTES
+) -> Writing:
     """Return how a model writes: as asked, or as the checkpoint's `defaults` say, or on a CPU what is faster.
 
-    Only a large model is measured. Canvases are at most `longest` tokens.
+    Only a model of `least_bytes` is measured. Canvases are at most `longest` tokens.
     """
     if write is not None:
         return Writing(write=write, why="as requested")
     if defaults.by_token:
         return Writing(write=defaults.write, why="the checkpoint's default")
     model = backend.model
-    if model.device.type != "cpu" or loaded_bytes(model) < LEAST_BYTES:
+    if model.device.type != "cpu" or loaded_bytes(model) < least_bytes:
         return Writing()
     rates = measure(lambda tokens, causal: _pass_seconds(backend, tokens, causal), longest)
     best = max(rates, key=lambda length: rates[length])

@@ -105,8 +105,9 @@ def test_merging_holds_a_shard_and_a_tensor_in_memory(tmp_path, base, adapter, m
         shards.append(sum(tensor.nbytes for tensor in tensors.values()))
         save(tensors, *arguments, **options)
 
+    # The tensors of a file that live at the same time have no other sign.
     monkeypatch.setattr(merging, "stored_tensors", watched)
-    monkeypatch.setattr(safetensors.torch, "save_file", saved)
+    monkeypatch.setattr(safetensors.torch, "save_file", saved)  # nor have those of a shard
     merging.merge_files(base, adapter, tmp_path / "out", shard_bytes=10_000)
     sizes = [tensor.nbytes for tensor in load_file(base / "model.safetensors").values()]
     assert max(shards) <= max(10_000, *sizes), "tensors that wait to be written"

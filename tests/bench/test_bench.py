@@ -54,9 +54,8 @@ def test_a_sampler_without_canvases_is_rejected_before_loading(main, sampler):
     assert done.code == 2 and sampler in done.err and "no-such-model" not in done.err
 
 
-def test_a_large_model_on_a_cpu_is_measured_token_by_token_and_by_canvas_length(main, monkeypatch):
+def test_a_large_model_on_a_cpu_is_measured_token_by_token_and_by_canvas_length(main, any_model_is_large, monkeypatch):
     monkeypatch.setitem(random_weights.SHAPES, "26b-a4b", TINY | {"moe_intermediate_size": 32})
-    monkeypatch.setattr(generation, "LEAST_BYTES", 1)  # every model of a test is smaller than those it is for
     asked = ("-m", "random:26b-a4b", "--quantize", "int4", "--device", "cpu", "--prompt", "9", "--new", "5")
     found = json.loads(main("bench", *asked, "--json").out)
     assert found["quantized"] == "int4" and 0 < found["GB_per_token"] < found["weights_GB"]

@@ -1,5 +1,7 @@
 """The benchmark of CPU kernels at small sizes."""
 
+import sys
+
 import pytest
 
 pytest.importorskip("numba")
@@ -10,7 +12,7 @@ from gesso.errors import InputError  # noqa: E402
 
 def test_products_and_layers_are_measured(monkeypatch):
     for name, value in {"INPUTS": 64, "OUTPUTS": 48, "COLD": 10_000, "ROWS": (1, 5), "REPETITIONS": 1}.items():
-        monkeypatch.setattr(cpu_kernels, name, value)
+        monkeypatch.setattr(cpu_kernels, name, value)  # those of the 26B take minutes
     found = cpu_kernels.measure(
         hidden_size=64, intermediate_size=32, moe_intermediate_size=32, head_dim=32, global_head_dim=32,
         num_attention_heads=2, num_key_value_heads=1, num_global_key_value_heads=1, num_experts=6, top_k_experts=2,
@@ -23,6 +25,10 @@ def test_products_and_layers_are_measured(monkeypatch):
 
 
 def test_the_benchmark_of_cpu_kernels_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(backend, "is_installed", lambda: False)  # it is, and the kernels have been imported
-    with pytest.raises(InputError, match=r"pip install 'gesso-lm\[cpu\]'"):
-        cpu_kernels.measure()
+    monkeypatch.setitem(sys.modules, "numba", None)
+    backend.is_installed.cache_clear()
+    try:
+        with pytest.raises(InputError, match=r"pip install 'gesso-lm\[cpu\]'"):
+            cpu_kernels.measure()
+    finally:
+        backend.is_installed.cache_clear()

@@ -106,7 +106,7 @@ def test_an_earlier_run_is_compared_by_group_and_by_kernel():
 
 
 def test_a_step_is_compared_with_a_file(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(step, "measure", lambda *_, **__: FOUND)
+    monkeypatch.setattr(step, "measure", lambda *_, **__: FOUND)  # a measurement differs from run to run
     step.main(["--json"])
     (tmp_path / "old.json").write_text(capsys.readouterr().out)
     step.main(["--compare", str(tmp_path / "old.json")])

@@ -3,16 +3,14 @@
 import pytest
 
 from benchmarks import peers
-from gesso.bench import model as generation
 from gesso.checkpoint import random_weights
 from gesso.errors import InputError
 from tests.bench.tiny_shape import TINY
 
 
-def test_some_layers_of_transformers_stand_for_a_large_model_on_a_cpu(capsys, monkeypatch):
+def test_some_layers_of_transformers_stand_for_a_large_model_on_a_cpu(capsys, any_model_is_large, monkeypatch):
     monkeypatch.setitem(random_weights.SHAPES, "26b-a4b", TINY | {"moe_intermediate_size": 32})
-    monkeypatch.setattr(generation, "LEAST_BYTES", 1)  # a large model has gigabytes
-    monkeypatch.setattr(peers, "CUTS", (1, 2))
+    monkeypatch.setattr(peers, "CUTS", (1, 2))  # of the two layers of this model
     small = ("-m", "random:26b-a4b", "--quantize", "int4", "--device", "cpu", "--prompt", "9", "--new", "5")
     peers.main(["transformers", *small])
     shown = " ".join(capsys.readouterr().out.split())

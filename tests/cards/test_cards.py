@@ -44,7 +44,7 @@ def test_the_running_card_is_described_by_its_driver(monkeypatch):
         shared_memory_per_block_optin=101376, shared_memory_per_multiprocessor=102400, L2_cache_size=24 * 2**20,
         memory_clock_rate=4_266_000, memory_bus_width=256,
     )  # fmt: skip
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)  # no test has this card
     card, named = card_of(torch.device("cuda", 7)), CARDS["dgx-spark"]
     for field in ("capability", "processors", "shared_kib", "l2_mib", "integrated"):
         assert getattr(card, field) == getattr(named, field), field
@@ -69,7 +69,7 @@ def dense(card: Card, table: dict, tokens: int, columns: list[int], dtype: torch
 
 def test_choices_on_an_h200_are_those_that_were_measured(monkeypatch):
     """The bits and the speed of all published figures depend on them."""
-    monkeypatch.setattr(attention_tiles, "_has_roles", lambda card: card is H200)
+    monkeypatch.setattr(attention_tiles, "_has_roles", lambda card: card is H200)  # Gluon needs a GPU
     attention_tiles.tiles.cache_clear()
     chosen = {(dim, rows): attention_tiles.tiles(dim, BF16, H200, rows) for dim in (256, 512) for rows in (64, 4096)}
     attention_tiles.tiles.cache_clear()

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gesso import Image
 from gesso.chat.image_parts import read_images
 from gesso.chat.messages import check_messages, with_schema
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
-from gesso.images.image import Image
 from gesso.images.tokens import blocks, image_tokens, is_image
 from tests.tiny import tokenizer_json
 

@@ -138,7 +138,7 @@ def test_file_system_without_symbolic_links(small: Hub, tiny: gesso.Gesso, monke
     def refused(*_: object, **__: object) -> None:
         raise OSError("no links here")
 
-    monkeypatch.setattr(Path, "symlink_to", refused)
+    monkeypatch.setattr(Path, "symlink_to", refused)  # the file system of the test has them
     directory = pull()
     assert not any(path.is_symlink() for path in directory.iterdir())
     assert (directory / "copy.json").read_bytes() == (directory / "generation_config.json").read_bytes()
@@ -273,7 +273,7 @@ def limit_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int
 
     def limit(size: int) -> None:
         usage = shutil.disk_usage(tmp_path)._replace(free=download.SPARE + size)
-        monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage)
+        monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage)  # no test can fill a disk
 
     return limit
 

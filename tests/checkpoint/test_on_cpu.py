@@ -104,7 +104,7 @@ def logits(model: DiffusionGemma) -> torch.Tensor:
 @pytest.fixture
 def map_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Map tensors of any size, as if all were larger than a megabyte."""
-    monkeypatch.setattr(transfer, "LEAST_MAPPED", 1)
+    monkeypatch.setattr(transfer, "LEAST_MAPPED", 1)  # models of tests have no tensor of a megabyte
 
 
 @pytest.mark.usefixtures("map_small")
@@ -120,7 +120,7 @@ def test_packed_tensors_of_a_file_are_mapped_and_give_the_same_numbers(
         read.append(part.name)
         read_into(memory, part, offset)
 
-    monkeypatch.setattr(transfer, "read_into", recorded)
+    monkeypatch.setattr(transfer, "read_into", recorded)  # a mapped tensor has the same values as one that was read
     model = load(source, CPU, torch.float32, on_cpu=True)
     packed = {name for name, recipe in source.recipes.items() if recipe.format in FORMATS}
     assert packed and not any(name.startswith(tuple(packed)) for name in read)

@@ -151,6 +151,7 @@ def test_a_push_without_a_token_says_how_to_log_in(hub, adapter, main):
 
 @pytest.mark.parametrize("status, words", [(403, "may write to someone/tuned"), (500, "not sent twice")])
 def test_errors_of_the_hub_are_one_line(logged_in, adapter, status, words, monkeypatch):
+    # The library waits before it tries again.
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
     logged_in.status["/commit/"] = status
     with pytest.raises(CheckpointError, match=words) as caught:
@@ -162,7 +163,7 @@ def test_an_interrupted_upload_is_one_line(logged_in, adapter, monkeypatch):
     def interrupted(*arguments, **options):
         raise ConnectionError("connection reset")
 
-    monkeypatch.setattr("huggingface_hub.lfs.http_backoff", interrupted)
+    monkeypatch.setattr("huggingface_hub.lfs.http_backoff", interrupted)  # it would try for a minute
     with pytest.raises(CheckpointError, match="connection reset. Check the network.* not sent twice"):
         push(adapter, NAME)
     assert logged_in.repositories[NAME] == {}, "no commit"

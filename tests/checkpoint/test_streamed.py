@@ -45,7 +45,13 @@ def test_a_model_with_a_separate_encoder_is_rejected(tiny_directory):
         random_weights.make(untied, CPU, torch.float32, None, stream=(0,))
 
 
-def test_pinned_memory_is_registered_and_released(monkeypatch):
+@pytest.fixture
+def replace_runtime(monkeypatch):
+    """Return a function that takes what stands in for the CUDA runtime."""
+    return lambda runtime: monkeypatch.setattr(torch.cuda, "cudart", runtime)  # the tests must pass without a GPU
+
+
+def test_pinned_memory_is_registered_and_released(replace_runtime):
     """Simulates CUDA: the memory of each layer is registered in whole pages, and released with the model."""
     registered = {}
 
@@ -57,7 +63,7 @@ def test_pinned_memory_is_registered_and_released(monkeypatch):
         def cudaHostUnregister(self, address):
             del registered[address]
 
-    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    replace_runtime(Runtime)
     buffers = [_Pinned(size, torch.device("cuda")) for size in (5, PAGE, 3 * PAGE + 1)]
     assert registered == {each.bytes.data_ptr(): pages * PAGE for each, pages in zip(buffers, (1, 1, 4), strict=True)}
     starts = sorted(registered)
@@ -67,7 +73,7 @@ def test_pinned_memory_is_registered_and_released(monkeypatch):
     assert not registered
 
 
-def test_memory_that_cannot_be_pinned_is_reported(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *_: 2))
+def test_memory_that_cannot_be_pinned_is_reported(replace_runtime):
+    replace_runtime(lambda: SimpleNamespace(cudaHostRegister=lambda *_: 2))
     with pytest.raises(DoesNotFitError, match=r"could not be pinned \(CUDA error 2\); free host memory"):
         _Pinned(PAGE, torch.device("cuda"))

@@ -3,9 +3,9 @@
 import io
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from gesso.chat.answer import Answer
 from gesso.chat.calls import ToolCall
 from gesso.cli import chat, delivery
 from tests.cli.test_cli import ENDLESS, HIDE, SHORT, SHOW, Main, Terminal
+from tests.watched import Watched
 
 pytestmark = pytest.mark.usefixtures("environment")
 
@@ -52,7 +53,7 @@ def test_chat_prints_the_calls_of_its_tools_as_json(
         seen.append(tools)
         return Answer("Sure.", "", (ToolCall("add", {"a": 1}),), complete=True)
 
-    monkeypatch.setattr(gesso.Gesso, "read_answer", called)
+    monkeypatch.setattr(gesso.Gesso, "read_answer", called)  # an untrained model calls no tools
     done = main("chat", *SHORT, "--tools", str(tmp_path / "tools.json"), stdin="one\ntwo\n")
     assert done.code == 0, done.err
     assert done.out == 2 * 'Sure.\n{"name": "add", "arguments": {"a": 1}}\n'
@@ -89,24 +90,28 @@ def test_thoughts_go_to_stderr(tiny: gesso.Gesso, capsys: pytest.CaptureFixture[
     assert output.err.startswith("let me␇ see\n")
 
 
-def test_interrupted_answer_leaves_the_conversation_unchanged(
-    main: Main, tiny: gesso.Gesso, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_answer_leaves_the_conversation_unchanged(tiny: gesso.Gesso) -> None:
+    stops: list[bool] = []
+
+    def events(events: Callable[..., Iterator[Any]], request: Any, **given: Any) -> Iterator[Any]:
+        for event in events(request, **given):
+            yield event
+            if stops:
+                raise KeyboardInterrupt
+
     def talk(*lines: str) -> chat.Conversation:
-        conversation = chat.Conversation(tiny, {"steps": 2, "max_new_tokens": 8, "seed": 3}, system=None)
+        model = cast(gesso.Gesso, Watched(tiny, events=events))
+        conversation = chat.Conversation(model, {"steps": 2, "max_new_tokens": 8, "seed": 3}, system=None)
         for line in lines:
             conversation.handle(line)
         return conversation
 
-    def interrupted(_: Any, events: Iterator[Any], __: Any) -> None:
-        next(events)
-        raise KeyboardInterrupt
-
     conversation = talk("one")
     for line in ("two", "/retry"):
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(chat, "follow", interrupted)
+        stops.append(True)
+        with pytest.raises(KeyboardInterrupt):
             conversation.handle(line)
+        stops.clear()
         assert conversation.messages == talk("one").messages
     conversation.handle("three")
     assert conversation.messages == talk("one", "three").messages

@@ -334,7 +334,7 @@ def test_characters_that_stdout_cannot_write_are_replaced(
     assert not text.isascii()
     stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", stdout)
+        patch.setattr(sys, "stdout", stdout)  # its encoding is fixed when Python starts
         assert main("generate", "hi", *SHORT).code == 0
     assert stdout.buffer.getvalue() == text.encode("ascii", "replace") + b"\n"
 

@@ -50,6 +50,7 @@ def test_info_of_a_hub_name_downloads_no_weights(main: Main, tiny: gesso.Gesso, 
 
 
 def test_info_names_the_kernels_that_triton_disables(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Only a GPU with a Triton that lacks Gluon has missing kernels.
     monkeypatch.setattr("gesso.cli.info._missing_kernels", lambda: ["the kernels of attention_hopper do not work"])
     assert "On this machine, the kernels of attention_hopper do not work" in main("info").out
     assert json.loads(main("info", "--json").out)["missing_kernels"] == ["the kernels of attention_hopper do not work"]

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-import gesso
 from gesso.checkpoint import random_weights
 from gesso.cli.memory import advice
-from gesso.memory import device
 from gesso.train import run
 
 Main = Callable[..., SimpleNamespace]
@@ -22,13 +20,13 @@ COMMANDS = ["generate", "chat", "infill", "edit", "trace", "eval", "sudoku", "be
 
 
 @pytest.fixture
-def small_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_card(host: Callable[[int, int], None]) -> None:
     """A CPU with 26 GB, on which the 26B shape fits only with four bits for most matrices."""
-    monkeypatch.setattr(device, "host_memory", lambda: (26 * 10**9, 26 * 10**9))
+    host(26 * 10**9, 26 * 10**9)
 
 
 @pytest.fixture
-def fail_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], None]:
+def fail_with(loads: Callable[[Any], None]) -> Callable[[Exception], None]:
     """A function that takes the error with which a model fails when its first event is read."""
 
     def fail(error: Exception) -> None:
@@ -37,7 +35,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], None]:
             yield
 
         model = SimpleNamespace(stream=stream, events=stream, request=lambda *_, **__: None)
-        monkeypatch.setattr(gesso, "load", lambda *_, **__: model)  # the 26B shape, which must not be loaded
+        loads(lambda *_, **__: model)  # the 26B shape, which must not be loaded
 
     return fail
 

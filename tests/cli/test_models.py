@@ -30,16 +30,6 @@ def small(hub: Hub, tiny_directory: Path) -> Hub:
     return hub
 
 
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The settings of each server that `gesso serve` would have started: a server would not end."""
-    from gesso.serve import run
-
-    settings: list[Any] = []
-    monkeypatch.setattr(run, "serve", lambda given, *_, **__: settings.append(given))
-    return settings
-
-
 def test_pull_prints_the_path_and_models_lists_it(main, small: Hub, tmp_path: Path) -> None:
     done = main("pull", NAME)
     assert done.code == 0 and done.out.strip() == str(tmp_path / "hub/models--someone--small/snapshots" / COMMIT)
@@ -95,25 +85,26 @@ def test_alias_is_replaced_for_the_device_and_explained(main, small: Hub, monkey
     assert done.code == 0 and "model.safetensors" in small.downloads()
 
 
-def test_serve_checks_its_options_before_it_downloads(main, small: Hub, served: list[Any]) -> None:
+def test_serve_checks_its_options_before_it_downloads(main, small: Hub, servers: list[Any]) -> None:
     for wrong in (("--host", "0.0.0.0"), ("--api-key-file", "/nowhere"), ("--host", "256.0.0.1", "--without-keys")):
         assert main("serve", NAME, *wrong).code == 2
-    assert small.requests == [] and not served
+    assert small.requests == [] and not servers
     assert main("serve", NAME, "--port", "0").code == 0
-    assert "model.safetensors" in small.downloads() and served[0].engine.model == NAME
+    assert "model.safetensors" in small.downloads() and servers[0].engine.model == NAME
 
 
 def test_serve_resolves_the_alias_in_a_process_that_ends(
-    main, small: Hub, served: list[Any], monkeypatch: pytest.MonkeyPatch
+    main, small: Hub, servers: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gesso.cli import serve
 
     with pytest.raises(DoesNotFitError, match=r"no GPU; .* 1\.0 GB of host memory"):
         serve.choose_apart("cpu", "1GB", "auto")
+    # A real choice would be a model of 26B parameters.
     monkeypatch.setattr(serve, "choose_apart", lambda *_: aliases.CheckpointChoice(NAME, "fp8", "because"))
     done = main("serve", "diffusiongemma", "--port", "0")
     assert done.code == 0 and "because" in done.err
-    assert (served[0].engine.model, served[0].engine.quantize, served[0].name) == (NAME, "fp8", "diffusiongemma")
+    assert (servers[0].engine.model, servers[0].engine.quantize, servers[0].name) == (NAME, "fp8", "diffusiongemma")
 
 
 def test_serve_on_ray_leaves_the_alias_to_each_replica(main, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,7 @@ def saved_meanwhile(monkeypatch):
                 path.unlink() if text is None else path.write_text(text)
                 return found
 
-            monkeypatch.setattr(Gesso, name, run)
+            monkeypatch.setattr(Gesso, name, run)  # between reading and writing the file
 
     return save
 

@@ -14,9 +14,9 @@ from PIL import Image
 from rich.console import Console
 
 import gesso
+from gesso import Done, Result, Usage
 from gesso.bundled import SOLVER
 from gesso.cli import sudoku_view as view
-from gesso.engine.events import Done, Result, Usage
 from gesso.engine.writing import Writing
 from gesso.eval.sudoku.grid import is_valid, parse_puzzle
 from gesso.eval.sudoku.task import Sudoku, spaced, transformed
@@ -71,9 +71,9 @@ class Fake:
 
 
 @pytest.fixture
-def fake(monkeypatch) -> Fake:
+def fake(loads: Callable[[Any], None]) -> Fake:
     model = Fake()
-    monkeypatch.setattr(gesso, "load", model.load)
+    loads(model.load)
     return model
 
 
@@ -250,7 +250,7 @@ def test_pauses_of_the_live_view_do_not_count_as_model_time(main: Main, fake: Fa
     slept: list[float] = []
     clock = SimpleNamespace(perf_counter=lambda: sum(slept), sleep=slept.append)  # time passes only in sleep
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr(view, "time", clock)
+    monkeypatch.setattr(view, "time", clock)  # the pauses of a real clock vary
     assert main("sudoku", PUZZLE).code == 0 and slept == [], "no live view, no pauses"
     assert "solved in 2 steps, 0.00 s" in main("sudoku", PUZZLE, terminals=["stderr"]).err
     assert slept == pytest.approx([view.FRAME_SECONDS] * 3)
@@ -363,8 +363,9 @@ def photo(tmp_path: Path) -> Path:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read PUZZLE in every picture; the prompt with the picture is that of the puzzle."""
+    # The fake model has no tower that reads pictures.
     monkeypatch.setattr(view, "read_grid", lambda model, image, where: PUZZLE)
-    monkeypatch.setattr(view, "puzzle_prompt", lambda model, image: spaced(PUZZLE))
+    monkeypatch.setattr(view, "puzzle_prompt", lambda model, image: spaced(PUZZLE))  # nor soft tokens
 
 
 def test_a_picture_gives_the_grid_that_was_read_and_its_solution(main: Main, fake: Fake, photo: Path, reads: None):

@@ -14,7 +14,7 @@ UNIX_ONLY = ("resource", "readline", "fcntl", "termios", "pwd", "gesso.serve.htt
 @pytest.mark.parametrize("arguments", [("serve",), ("serve", "--port", "0", "--open"), ("chat",), ("chat", "-p", "Hi")])
 def test_serve_and_chat_on_windows_end_with_one_line_that_names_wsl_and_the_page(main, monkeypatch, arguments):
     sysconfig.get_config_vars()  # reads files that are named after the platform
-    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(sys, "platform", "win32")  # the suite runs on Linux and macOS
     for name in UNIX_ONLY:
         monkeypatch.setitem(sys.modules, name, None)
     done = main(*arguments)

@@ -5,8 +5,8 @@ from itertools import permutations
 
 import pytest
 
+from gesso import SchemaOptions
 from gesso.constraints.schema.compile import schema_term
-from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.validate import value_problem
 from tests.constraints.walks import has
 
@@ -46,3 +46,13 @@ def test_an_object_is_open_if_its_named_members_are_too_few():
     term = schema_term(schema).term
     assert has(term, '{"a": 1, "b": true}') and not has(term, '{"a": 1}')
     assert has(schema_term(schema, options=SchemaOptions(any_order=True)).term, '{"b": true, "a": 1}')
+
+
+def test_ten_members_of_which_three_are_written_have_any_order():
+    """The largest term that is built: 1,024 sets of names, each with zero to three members."""
+    names = "abcdefghij"
+    schema = {"type": "object", "properties": dict.fromkeys(names, ONE), "additionalProperties": ONE}
+    term = schema_term({**schema, "maxProperties": 3}, options=SchemaOptions(any_order=True)).term
+    assert has(term, '{"j": 1, "e": 1, "a": 1}') and not has(term, '{"a": 1, "b": 1, "c": 1, "d": 1}')
+    more = schema_term({**schema, "maxProperties": 4}, options=SchemaOptions(any_order=True)).term
+    assert has(more, '{"a": 1, "e": 1}') and not has(more, '{"e": 1, "a": 1}')

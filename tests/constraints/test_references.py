@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from gesso import SchemaOptions
 from gesso.constraints.schema.compile import schema_term
-from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.validate import value_problem
 from tests.constraints.walks import has
 

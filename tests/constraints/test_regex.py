@@ -171,6 +171,7 @@ def test_pattern_counts_an_escape_as_one_character() -> None:
     (r"\xg0", "needs 2 hexadecimal digits"),
     (r"\u{110000}", "hexadecimal digits"),
     (r"(?:a(?!b))*,", "look-around or .* inside a repetition"),
+    (r"(?:a(?!b{2}))*,", "look-around or .* inside a repetition"),
     (r"(?:a\b)*,", "look-around or .* inside a repetition"),
     (r"(?:^|a?)*", "repetition of \\^ or \\$ alone"),
     (r"(?<=a$)b", r"\$ inside a repetition or look-behind"),

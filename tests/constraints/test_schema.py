@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema_rs import validator_for
 
+from gesso import SchemaOptions
 from gesso.constraints.schema.compile import CompiledConstraint, schema_term
 from gesso.constraints.schema.openapi import standard_schema
-from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.stored import from_bytes, to_bytes
 from gesso.errors import InputError
 from tests.constraints.schema_cases import CASES
@@ -83,6 +83,7 @@ def test_random_keywords_are_rejected_or_enforced(schema: Any, is_open: bool) ->
     ({"type": "number", "minimum": 0, "exclusiveMaximum": 1}, ["0", "0.99"], ["1", "1.0", "0." + "9" * 20, "-0.5"]),
     ({"type": "number", "exclusiveMinimum": 0}, ["0.001", "7.25", "1e-05"], ["0", "0.0", "0." + "0" * 400 + "1"]),
     ({"type": "number", "multipleOf": 0.25}, ["0.25", "1.5", "2"], ["0.3", "1.26"]),
+    ({"type": "number", "multipleOf": 0.3}, ["0.3", "1.5", "3"], ["0.4", "1.0"]),
     ({"type": "integer", "multipleOf": 3, "minimum": 10**6}, ["1000002", "3000000"], ["1000001", "999999"]),
     ({"type": "string"}, ['"a\\"b"', '"\\u00e9"', '"é🙂"', '"\\ud7ff"', '"\\ud83d\\ude42"', '"\\/"', '"\x7f"'],
      ['"\n"', '"\\x"', '"\\ud800"', '"a', '"\\ude42\\ud83d"', '"\\ud83d"']),

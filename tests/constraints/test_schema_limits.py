@@ -15,6 +15,7 @@ from tests.waiting import bounded
     ({"anyOf": []}, "#/anyOf is .*at least one"),
     ({"type": "integer", "multipleOf": 0}, "#/multipleOf is 0"),
     ({"type": "string", "minLength": -1}, "#/minLength is -1"),
+    ({"type": "number", "minimum": 1e-41}, "#/minimum is 1e-41: expected a number of at most 40 digits"),
     ({"type": "string", "pattern": "(a)\\1"}, "#/pattern"),
     ({"$ref": "https://example.org/schema"}, r"#/\$ref: 'https://example.org/schema' is not in the schema"),
     ({"$ref": "#/$defs/none"}, r"#/\$ref: there is no"),

@@ -13,6 +13,7 @@ from gesso.constraints.guide import Guide
 from gesso.constraints.reach import Reach
 from gesso.constraints.regex import regex_term
 from gesso.constraints.search import BEAM, Scores, likeliest, search
+from gesso.constraints.terms import ANYTHING, literal, seq
 from gesso.constraints.words import Words
 from gesso.diffusion.prediction import LIKELY
 from gesso.engine import guided
@@ -113,6 +114,14 @@ def test_longer_text_wins_if_end_of_text_is_unlikely(guide_of, tiny):
     logits_CV[2:9, [0, *guide.eos]] = -5
     best = best_of(guide, logits_CV + random_logits(tiny.config.vocab_size, 12, seed=1) / 100, LIKELY)
     assert guide.words.bytes_of[best[0]] == b"y"
+
+
+def test_the_rest_of_a_text_that_may_be_anything_has_its_most_likely_tokens(guide_of, tiny):
+    words, eos = guide_of("x").words, guide_of("x").eos
+    guide = Guide(Automaton(seq(literal("x"), ANYTHING)), words, eos)
+    logits_CV = random_logits(tiny.config.vocab_size, 6, seed=0)
+    best = best_of(guide, logits_CV, LIKELY)
+    assert words.bytes_of[best[0]] == b"x" and best[1:] == logits_CV.argmax(axis=1)[1:].tolist()
 
 
 def test_long_tokens_are_valid_but_no_candidates():

@@ -16,6 +16,7 @@ from gesso.constraints.regex import regex_term
 from gesso.constraints.stored import NODES, from_bytes, to_bytes
 from gesso.constraints.terms import alt, literal, seq
 from gesso.errors import InputError
+from tests.waiting import PATIENCE
 from tools.hostile_cases import cases
 
 MOST_TERMS = 80  # made for a row before it is left to the thread, if that takes no time: time is checked every 64 terms
@@ -89,6 +90,24 @@ def test_a_row_that_the_thread_refuses_is_refused_again_at_once():
         with pytest.raises(InputError, match=r"limits\.terms"):
             filled(refused, START)
         assert len(refused._slow) == attempts
+
+
+def test_one_thread_computes_the_slow_rows_of_all_constraints():
+    """Each one more would compete with the engine's passes."""
+    released = threading.Event()
+
+    class Blocked(AllSlow):
+        def _make(self, state, seconds):
+            if seconds > 0:
+                released.wait(PATIENCE)
+            super()._make(state, seconds)
+
+    for expression in ("[ab]{4}", "[cd]{4}"):
+        with pausing(lambda: False), pytest.raises(Paused):
+            Blocked(regex_term(expression)).row(START)
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("gesso-rows")]
+    released.set()
+    assert len(threads) == 1
 
 
 def test_a_search_pauses_if_another_thread_keeps_the_lock():

@@ -20,7 +20,7 @@ def test_a_path_is_relative_to_the_working_directory_if_the_file_is_below_it(tmp
 
 def test_the_demo_stops_at_an_example_that_fails(main, monkeypatch):
     wrong = DemoExample(title="A wrong puzzle", arguments=("sudoku", "12"), seed=1, answer="")
-    monkeypatch.setattr(demo, "EXAMPLES", [wrong, wrong])
+    monkeypatch.setattr(demo, "EXAMPLES", [wrong, wrong])  # the real ones succeed
     done = main("demo")
     assert done.code == 2
     assert "1/2  A wrong puzzle\n$ gesso sudoku 12 --seed 1\n" in done.out

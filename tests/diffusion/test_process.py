@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from gesso import PRESETS
 from gesso.backends import torch as backends
 from gesso.backends.torch import TorchBackend
 from gesso.diffusion import hash
@@ -19,7 +20,7 @@ from gesso.diffusion.samplers import (
 )
 from gesso.diffusion.schedule import alpha, temperature
 from gesso.diffusion.stopping import FixedSteps, StableAndConfident
-from gesso.settings import PRESETS, SAMPLERS, STOPPINGS, Diffusion
+from gesso.settings import SAMPLERS, STOPPINGS, Diffusion
 from tests.moments import CPU, draws, moment
 
 # --- randomness ---------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from gesso import Commit, Done, Draft
 from gesso.engine.engine import Engine
-from gesso.engine.events import Commit, Done, Draft
 from gesso.engine.request import Request
 from gesso.settings import Diffusion
 

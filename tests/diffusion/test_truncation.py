@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gesso import Draft
 from gesso.diffusion.noise import HashSource
 from gesso.diffusion.truncation import ROWS, draw_within, truncated
 from gesso.engine.engine import Engine
-from gesso.engine.events import Draft
 from gesso.settings import Diffusion
 from tests.engine_requests import SMALL, finish, other_requests, request, result
 

@@ -14,7 +14,7 @@ def test_the_guide_goes_from_rows_to_an_adapter_that_answers(main, own_cache, tm
     link_files(tmp_path)
     train, chat, serve = code_blocks(PAGE, "sh")[0].splitlines()
     monkeypatch.setattr(train_summary, "USEFUL", 0.0)  # one step teaches nothing
-    monkeypatch.setattr(learned, "TRIED", 2)
+    monkeypatch.setattr(learned, "TRIED", 2)  # forty answers take as long as the rest of the test
     done = main(*train.split()[1:], "--steps", "1")
     assert done.code == 0, done.err
     lines = dict(line.split(maxsplit=1) for line in done.out.splitlines())

@@ -21,7 +21,7 @@ def passes(tiny, monkeypatch):
         seen.append(list(pieces))
         return run(self, pieces, cache)
 
-    monkeypatch.setattr(TorchBackend, "run", record)
+    monkeypatch.setattr(TorchBackend, "run", record)  # also of engines that a test loads
     return seen
 
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import gesso
-from gesso import adapters
+from gesso import Commit, adapters
 from gesso.adapters.files import CONFIG
 from gesso.adapters.sites import adapter_sites
 from gesso.backends.torch import TorchBackend
 from gesso.engine.engine import Engine
-from gesso.engine.events import Commit
 from gesso.engine.plan import echo
 from gesso.engine.request import Score
 from gesso.errors import CheckpointError, InputError
@@ -199,11 +198,12 @@ def test_a_failed_load_changes_nothing(model, alone, written, tmp_path, monkeypa
         raise torch.OutOfMemoryError("no memory")
 
     with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError):
+        # No test can use up the memory of its machine.
         patched.setattr("gesso.adapters.lora.Lora.requires_grad_", short_of_memory)
         model.load_adapter("new", written["a"])
     changed = iter([short_of_memory, model.engine.runner.backend.adapters_changed])
     with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError):
-        patched.setattr(model.engine.adapters, "_changed", lambda: next(changed)())
+        patched.setattr(model.engine.adapters, "_changed", lambda: next(changed)())  # nor at a given place
         model.load_adapter("new", written["a"])
     assert adapters.attached(model.model) == list(model.engine.adapters.known) == list(NAMES)
     assert result(model.engine, short(adapter="b")).tokens == alone["b"][0]

@@ -4,8 +4,8 @@ from concurrent.futures import Future
 
 import pytest
 
+from gesso import Commit, Done, Draft
 from gesso.engine.driver import Driver
-from gesso.engine.events import Commit, Done, Draft
 from gesso.engine.plan import candidates_of, generate, score
 from gesso.engine.request import Request, Score
 from gesso.infill.candidates import likeliest

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gesso import Commit
 from gesso.diffusion.canvas import Process
 from gesso.diffusion.noise import HashSource
 from gesso.diffusion.prediction import Prediction
 from gesso.engine.engine import Engine
-from gesso.engine.events import Commit
 from gesso.settings import Diffusion
 from tests.engine_requests import SMALL, finish, request, result
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from gesso.engine.events import Draft
+from gesso import Draft
 
 
 def test_a_position_has_the_letter_of_its_most_lasting_state(tiny):

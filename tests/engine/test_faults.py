@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gesso import Done
 from gesso.engine.engine import Engine
-from gesso.engine.events import Done, Failed
+from gesso.engine.events import Failed
 from gesso.engine.faults import is_fatal
 from gesso.engine.request import Score
 from gesso.settings import Diffusion

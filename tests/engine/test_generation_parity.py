@@ -4,12 +4,11 @@ import pytest
 import torch
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import EntropyBoundSamplerConfig
 
+from gesso import Done, Image
 from gesso.checkpoint.load import load as load_weights
 from gesso.checkpoint.source import open_source
 from gesso.engine.engine import Engine
-from gesso.engine.events import Done
 from gesso.engine.request import Request
-from gesso.images.image import Image
 from gesso.images.tokens import image_tokens
 from gesso.model.config import Config
 from gesso.settings import Diffusion

@@ -10,11 +10,12 @@ import weakref
 import pytest
 
 from examples.samplers import rules
+from gesso import Done, Draft
 from gesso.adapters.lora import Lora
 from gesso.adapters.sites import make_adaptable
 from gesso.backends.cuda import CudaBackend
 from gesso.engine.engine import Engine
-from gesso.engine.events import Done, Draft, Failed
+from gesso.engine.events import Failed
 from tests.backends.passes import CapturesPlainly
 from tests.engine.models import has_captured, with_engine, with_graphs
 from tests.engine_requests import request, result

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from gesso import Done, Draft
 from gesso.constraints.automaton import Automaton
 from gesso.constraints.budget import TookTooLong, may_pause
 from gesso.constraints.guide import Guide
 from gesso.constraints.regex import regex_term
-from gesso.engine.events import Done, Draft, Failed
+from gesso.engine.events import Failed
 from gesso.engine.runner import SearchTimes
 from gesso.engine.searches import Searches
 from tests.engine.models import with_engine, with_graphs

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
+from gesso import Done, Draft, Image
 from gesso.backends.torch import TorchBackend, summarize
 from gesso.diffusion.canvas import Process
 from gesso.diffusion.noise import HashSource
 from gesso.engine.engine import Engine
-from gesso.engine.events import Done, Draft, Event, Failed
+from gesso.engine.events import Event, Failed
 from gesso.engine.prefix_files import PrefixFiles
 from gesso.engine.request import Request, Score
 from gesso.engine.seen import Seen
 from gesso.errors import InputError
-from gesso.images.image import Image
 from gesso.images.tokens import image_tokens
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
@@ -81,21 +81,19 @@ def model() -> DiffusionGemma:
     return model
 
 
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[Image]:
-    """Record the images of all vision passes."""
-    seen, see = [], TorchBackend.see
-
-    def record(self: TorchBackend, image: Image) -> torch.Tensor:
-        seen.append(image)
-        return see(self, image)
-
-    monkeypatch.setattr(TorchBackend, "see", record)
-    return seen
-
-
 def new(model: DiffusionGemma, **changes: Any) -> Engine:
     return Engine(model, lambda tokens: " ".join(map(str, tokens)), **OPTIONS | changes)
+
+
+def looking(model: DiffusionGemma, **changes: Any) -> tuple[Engine, list[Image]]:
+    """Return an engine, and the images of its vision passes, which are added while it runs."""
+    looks: list[Image] = []
+
+    def see(see: Callable[[Image], torch.Tensor], image: Image) -> torch.Tensor:
+        looks.append(image)
+        return see(image)
+
+    return new(model, backend=Watched(TorchBackend(model), see=see), **changes), looks
 
 
 def last_events(engine: Engine, *requests: Request) -> list[Event]:
@@ -231,8 +229,8 @@ def test_passes_with_images_are_not_captured_and_canvases_beside_them_are(model,
 # --- what is kept -------------------------------------------------------------------------------------------------
 
 
-def test_a_second_question_about_an_image_takes_no_vision_pass(model, looks):
-    engine = new(model, max_batch=1)
+def test_a_second_question_about_an_image_takes_no_vision_pass(model):
+    engine, looks = looking(model, max_batch=1)
     texts(engine, asking(10, CAT, 4))
     assert looks == [CAT]
     assert cached(engine, asking(10, CAT, 9)) == 11 + CAT.tokens, "the row has the image"
@@ -240,8 +238,9 @@ def test_a_second_question_about_an_image_takes_no_vision_pass(model, looks):
     assert looks == [CAT], "the features outlive the row, also for an equal image"
 
 
-def test_an_image_twice_in_a_prompt_is_seen_once(model, looks):
-    texts(new(model), asking(3, DOG, DOG, 2, DOG, 1))
+def test_an_image_twice_in_a_prompt_is_seen_once(model):
+    engine, looks = looking(model)
+    texts(engine, asking(3, DOG, DOG, 2, DOG, 1))
     assert looks == [DOG]
 
 
@@ -260,7 +259,7 @@ def test_the_least_recently_used_features_are_dropped_beyond_the_limit():
     assert seen.features(LARGE).shape == (LARGE.tokens, 4) and not seen.held, "larger than the limit"
 
 
-def test_dropped_features_change_no_text(model, alone, looks):
+def test_dropped_features_change_no_text(model, alone):
     engine = new(model, max_batch=1)
     engine.runner.seen.limit = 0
     for _ in range(2):

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from examples.samplers import rules
+from gesso import Done, Draft
 from gesso.backends.cuda.canvases import takes_step
 from gesso.backends.cuda.pass_sizes import Expected, PassSize
-from gesso.engine.events import Done, Draft, Failed
+from gesso.engine.events import Failed
 from gesso.engine.request import Score
 from gesso.settings import BY_TOKEN, SETTINGS, Diffusion, choose
 

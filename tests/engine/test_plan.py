@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from gesso.engine.events import Result, Usage
+from gesso import ConstraintError, Result, Usage
 from gesso.engine.plan import generate, retry_seed
 from gesso.engine.request import ATTEMPTS, Request
-from gesso.errors import ConstraintError
 
 SEED = 2**64 - 1
 

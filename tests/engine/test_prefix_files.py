@@ -15,11 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import gesso
+from gesso import Result
 from gesso.checkpoint.safetensors import SINGLE
-from gesso.engine.events import Result
 from gesso.engine.pieces import cut
 from gesso.engine.prefix_files import PrefixFiles
 from gesso.errors import InputError
+from tests.full_disk import full_disk
 
 PROMPT = [3 + i * 7 % 300 for i in range(700)]  # two pieces of 256, and a rest
 OPTIONS: dict[str, Any] = {"max_new_tokens": 6, "steps": 3, "seed": 4}
@@ -151,18 +152,14 @@ def test_the_least_recently_used_files_are_deleted_at_the_limit(tiny: gesso.Gess
 
 
 def test_a_directory_that_cannot_be_used_is_reported(
-    tiny_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tiny_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cache directory .* cannot be created"):
         load(tiny_directory, tmp_path / "file" / "cache")
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("gesso.engine.prefix_files.replacing", full)  # no test can fill a disk
     g = load(tiny_directory, tmp_path / "cache")
-    assert g.generate(PROMPT, **OPTIONS).tokens and "No space left" in caplog.text
+    with full_disk(1000):
+        assert g.generate(PROMPT, **OPTIONS).tokens and "File too large" in caplog.text
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o770])

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from gesso import InputError
+from gesso import Done, InputError
 from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
-from gesso.engine.events import Done, Failed, Scored
+from gesso.engine.events import Failed, Scored
 from gesso.engine.plan import score as scores
 from gesso.engine.request import Score
 from tests.backends.passes import CapturesPlainly
@@ -144,6 +144,7 @@ def test_captured_passes_give_the_same_scores(tiny):
         (Score(prompt=(2,), texts=((1,), ())), "nothing to score"),
         (Score(prompt=(2,), texts=((10**9,),)), "outside the vocabulary"),
         (Score(prompt=(2,), texts=((1.5,),)), "must be an integer"),
+        (Score(prompt=(2,), texts=((1,),), top_logprobs=-1), "top_logprobs must be between 0 and"),
         (Score(prompt=(2,) * 8192, texts=((1, 1),)), "context overflow"),
     ],
 )

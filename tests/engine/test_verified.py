@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import gesso
+from gesso import Done
 from gesso.engine.engine import Engine
-from gesso.engine.events import Done
 from gesso.errors import InputError
 from tests.backends.passes import CapturesPlainly
 from tests.engine.models import watched_engine

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import gesso
+from gesso import PRESETS
 from gesso.backends.torch import TorchBackend
 from gesso.checkpoint.generation import write_diffusion
 from gesso.cli.options import LoadOptions
-from gesso.engine import writing
 from gesso.engine.writing import Writing, choose_writing, measure
 from gesso.errors import InputError
-from gesso.settings import BY_TOKEN, PRESETS, Diffusion, WriteName, choose
+from gesso.settings import BY_TOKEN, Diffusion, WriteName, choose
 from tests.engine.models import with_engine
 from tests.tiny import make
 from tests.watched import Watched
@@ -31,14 +31,9 @@ def chosen(
     g: gesso.Gesso,
     write: WriteName | None = None,
     default: Diffusion = Diffusion(),  # noqa: B008
+    **limits: int,
 ) -> Writing:
-    return choose_writing(write, default, g.engine.runner.backend, 256)
-
-
-@pytest.fixture
-def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every model count as large: those of tests are smaller than any that is measured."""
-    monkeypatch.setattr(writing, "LEAST_BYTES", 1)
+    return choose_writing(write, default, g.engine.runner.backend, 256, **limits)
 
 
 @pytest.fixture
@@ -71,14 +66,14 @@ def test_small_models_are_not_measured_and_keep_their_canvases(unmeasured: gesso
     assert unmeasured.writing == chosen(unmeasured) == Writing()
 
 
-def test_load_and_then_the_checkpoint_decide_before_any_measurement(unmeasured: gesso.Gesso, large: None) -> None:
-    assert chosen(unmeasured, default=VERIFIED).write == "verified"
+def test_load_and_then_the_checkpoint_decide_before_any_measurement(unmeasured: gesso.Gesso) -> None:
+    assert chosen(unmeasured, default=VERIFIED, least_bytes=1).write == "verified"
     for write in ("canvas", "tokens", "verified"):
-        assert chosen(unmeasured, write, default=VERIFIED).write == write
+        assert chosen(unmeasured, write, default=VERIFIED, least_bytes=1).write == write
 
 
-def test_a_large_model_on_a_cpu_is_measured(tiny: gesso.Gesso, large: None) -> None:
-    found = chosen(tiny)
+def test_a_large_model_on_a_cpu_is_measured(tiny: gesso.Gesso) -> None:
+    found = chosen(tiny, least_bytes=1)
     assert 1 in found.rates and all(rate > 0 for rate in found.rates.values())
     best = max(found.rates, key=lambda length: found.rates[length])
     assert (found.write, found.canvas_length) == (("tokens", None) if best == 1 else ("canvas", best))
@@ -143,12 +138,13 @@ def test_requests_of_a_model_that_writes_token_by_token(tiny_directory: Path) ->
 
 
 def test_only_generate_and_chat_measure_and_other_commands_write_as_the_checkpoint_says(
-    tmp_path: Path, large: None
+    tmp_path: Path,
 ) -> None:
     directory = make(tmp_path / "model")
     options = LoadOptions(model=str(directory), device="cpu")
-    assert options.load(max_batch=1).writing.write == "canvas" and not options.load(max_batch=1).writing.rates
-    assert options.load(max_batch=1, write=None).writing.rates
+    # A model as small as this one is not measured either, but for a reason of its own.
+    assert options.load(max_batch=1).writing == Writing(write="canvas", why="as requested")
+    assert options.load(max_batch=1, write=None).writing == Writing(write="canvas", why="the default")
     write_diffusion(directory, VERIFIED)
     assert options.load(max_batch=1).writing.write == "verified"
 
@@ -165,9 +161,9 @@ def test_a_checkpoint_that_writes_verified_text_still_takes_constraints_and_pins
     assert filled.usage.denoising_steps > filled.usage.canvases, "a hole is filled with a canvas"
 
 
-def test_the_measurement_leaves_the_engine_as_it_was(tiny: gesso.Gesso, large: None) -> None:
+def test_the_measurement_leaves_the_engine_as_it_was(tiny: gesso.Gesso) -> None:
     expected = with_engine(tiny).generate("def", steps=3, max_new_tokens=6, seed=2).tokens
     g = with_engine(tiny)
-    assert chosen(g).rates and not g.engine.cache.lengths
+    assert chosen(g, least_bytes=1).rates and not g.engine.cache.lengths
     assert g.generate("def", steps=3, max_new_tokens=6, seed=2).tokens == expected
     assert torch.get_num_threads() == 1

@@ -225,7 +225,7 @@ def test_an_evaluation_passes_tools_and_scores_the_call(tiny, drawn, monkeypatch
     def ids(item):
         return tiny.tokenizer.chat(item.prompt, tools=item.meta.get("tools")).tokens
 
-    monkeypatch.setattr(tiny, "request", with_pins)
+    monkeypatch.setattr(tiny, "request", with_pins)  # `chat_request` calls it inside the model
     found = evaluate(tiny, TASK, items, steps=1, max_new_tokens=256)
     assert asked == [ids(item) for item in items]
     assert "declaration:" in tiny.decode(asked[0])

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 import gesso
-from gesso import Diffusion, InputError
+from gesso import PRESETS, Diffusion, InputError
 from gesso.eval import OwnData, Sudoku
 from gesso.eval.evaluate import Evaluation, Outcome
 from gesso.eval.task import LOG_PROBABILITY, Item
@@ -19,7 +19,7 @@ from gesso.eval.tune.grid import SettingsCandidate, candidates, changes
 from gesso.eval.tune.judge import ByModel, ByTask
 from gesso.eval.tune.run import Tuner, Tuning, goal_of
 from gesso.presets import read_preset
-from gesso.settings import PRESETS, choose
+from gesso.settings import choose
 from tests.tiny import make
 
 SHORT = {"max_new_tokens": 8, "seed": 1}
@@ -324,7 +324,7 @@ def test_write_changes_a_local_checkpoint_only_if_the_choice_is_confirmed(main, 
         def as_before(tuner, tuning, items, held_out):
             vars(tuning).update(vars(result))
 
-        monkeypatch.setattr(Tuner, "run", as_before)
+        monkeypatch.setattr(Tuner, "run", as_before)  # an untrained model confirms nothing
 
     rejected, confirmed = (fake_tuning(Fake({48: DEFAULT, 2: (share, 10.0)})) for share in (0.5, 0.8))
     ends_like(rejected)

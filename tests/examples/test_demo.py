@@ -25,6 +25,7 @@ def test_the_quickstart_shows_the_commands_of_the_demo_and_their_answers(monkeyp
 
 
 def test_the_check_names_a_wrong_answer_and_the_seeds_that_are_right(monkeypatch, capsys):
+    # The real answers are right.
     monkeypatch.setattr(check, "answer", lambda example: "good" if example.seed == 3 else "bad")
     assert check.check([DemoExample(title="A title", arguments=("x",), seed=1, answer="good")]) == 1
     printed = capsys.readouterr().out

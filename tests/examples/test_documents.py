@@ -201,8 +201,8 @@ def wheel(directory, name, license="MIT"):
 
 
 def test_data_is_made_from_wheels_whose_licences_are_checked(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "ProcessPoolExecutor", ThreadPoolExecutor)
-    monkeypatch.setattr(data, "token_count", lambda: words)
+    monkeypatch.setattr(data, "ProcessPoolExecutor", ThreadPoolExecutor)  # other processes would not see the next line
+    monkeypatch.setattr(data, "token_count", lambda: words)  # the model takes seconds to load
     held_out = next(name for name in ("s" * n + "brush" for n in range(99)) if split_of(name) == "test")
     listed = [wheel(tmp_path, "paint"), wheel(tmp_path, held_out)]
     packages = tmp_path / "packages.toml"

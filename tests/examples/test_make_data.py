@@ -43,6 +43,7 @@ def make(place):
         said: list[str] = []
         options = {"packages": place / packages, "shape": place / "shape", "rows": ROWS}
         with pytest.MonkeyPatch.context() as patch:
+            # The standard library has thousands of files.
             patch.setattr(corpus.sysconfig, "get_path", lambda _: str(place / "stdlib"))
             script.make(place / "out", place / "wheels", **options, say=said.append)
         return said

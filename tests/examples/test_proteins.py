@@ -6,8 +6,10 @@ import json
 import random
 import re
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,6 +165,7 @@ def test_held_out_sequence_has_no_relative_in_training(tmp_path: Path) -> None:
 
 
 def test_held_out_sequence_with_a_relative_of_another_family_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Families that are found would hold all relatives.
     monkeypatch.setattr("examples.proteins.sequences.families", lambda texts: np.arange(len(texts)))
     sequences = {f"p{i}": protein(f"p{i}", 100) for i in range(40)}
     sequences |= {f"q{i}": mutated(sequences[f"p{i}"], 0.3, f"q{i}") for i in range(40)}
@@ -345,9 +348,9 @@ class Even:
 
 
 def test_likelihood_of_a_model_without_knowledge_is_that_of_even_frequencies(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, loads: Callable[[Any], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gesso, "load", lambda *_, **__: Even())
+    loads(lambda *_, **__: Even())
     likelihood.main(["--data", str(folder), "--count", "4"])
     shown = {name: float(value) for name, value in re.findall(r"^(\S+) +([\d.]+) \(", capsys.readouterr().out, re.M)}
     assert shown["canvas"] == pytest.approx(np.log(20), abs=1e-3)

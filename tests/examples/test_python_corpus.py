@@ -48,6 +48,7 @@ def library(tmp_path, monkeypatch) -> dict[str, str]:
     (tmp_path / "stdlib").mkdir()
     for split, name in files.items():
         (tmp_path / "stdlib" / name).write_text(code(f"library_{split}"))
+    # The standard library has thousands of files.
     monkeypatch.setattr(python_corpus.sysconfig, "get_path", lambda _: str(tmp_path / "stdlib"))
     return files
 

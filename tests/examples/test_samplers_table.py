@@ -38,7 +38,7 @@ def calls(monkeypatch):
         made.append(options.get("sampler"))
         return faked(*arguments, **options)
 
-    monkeypatch.setattr(table, "evaluate", evaluate)
+    monkeypatch.setattr(table, "evaluate", evaluate)  # the real table takes hours
     return made
 
 
@@ -69,6 +69,7 @@ def test_the_table_compares_all_rows_with_the_default_and_continues(calls, tmp_p
 def test_generated_puzzles_are_made_once(tmp_path, monkeypatch):
     column = table.Column("sudoku", table.Sudoku(clues=(40, 40)), "gesso-sudoku")
     made = table.stored_items(column, tmp_path, 2, 0)
+    # Equal puzzles would be made again unseen.
     monkeypatch.setattr(table.Sudoku, "items", lambda *_: pytest.fail("made them again"))
     assert table.stored_items(column, tmp_path, 2, 0) == made
     assert fingerprint(table.stored_items(column, tmp_path, 2, 0)) == fingerprint(made)

@@ -46,6 +46,7 @@ def test_a_picture_depends_on_its_seed_alone():
 def test_only_held_out_pictures_have_the_held_out_styles(held_out, monkeypatch):
     """Ink hues and digit sizes of training and of held-out pictures are disjoint."""
     hues = []
+    # Rounded colours do not tell their hue.
     monkeypatch.setattr(appearance, "colour", lambda hue, saturation, value: hues.append(hue) or (0, 0, 0))
     styles = [draw_style(random.Random(seed), held_out=held_out) for seed in range(200)]
     sizes = {
@@ -116,6 +117,7 @@ def perfect(model, monkeypatch):
     first_DH, rest_DH = digit_embeddings(model.model, model.tokenizer)
     soft_SH = torch.cat([first_DH[digits[:1]], rest_DH[digits[1:]]])
     noise_SH = 0.2 * soft_SH.std() * torch.randn(soft_SH.shape, generator=torch.Generator().manual_seed(0))
+    # A tower that reads takes hours of training.
     monkeypatch.setattr(model.engine.runner.seen, "features", lambda image: soft_SH + noise_SH)
 
 

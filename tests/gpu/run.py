@@ -106,8 +106,10 @@ class Running:
         return time.monotonic() - self.began
 
 
-def main(given: Sequence[str] | None = None, every: tuple[Group, ...] = GROUPS) -> int:
-    """Run `every` group, or those that the arguments name, and write the report."""
+def main(
+    given: Sequence[str] | None = None, every: tuple[Group, ...] = GROUPS, machine: dict[str, Any] | None = None
+) -> int:
+    """Run `every` group, or those that the arguments name, and write the report about this machine."""
     parser = argparse.ArgumentParser(description="Run the GPU suite.")
     parser.add_argument("--tree", required=True, help="Git tree of gesso/ under test: git rev-parse HEAD:gesso")
     parser.add_argument("--out", type=Path, help="The report; docs/gpu-acceptance.json if all groups run.")
@@ -123,7 +125,7 @@ def main(given: Sequence[str] | None = None, every: tuple[Group, ...] = GROUPS) 
     if not arguments.tree.strip():
         parser.error("--tree is empty; outside a git repository use make test-gpu TREE=<git rev-parse HEAD:gesso>")
     began = time.monotonic()
-    machine = probe()
+    machine = machine or probe()
     memory = SHARE * machine.pop("memory")
     print(f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}", flush=True)
     groups = [group for group in every if not arguments.group or group.name in arguments.group]

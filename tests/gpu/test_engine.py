@@ -46,7 +46,7 @@ def test_step_kernels_write_the_text_of_the_plain_step(tiny_directory, monkeypat
     texts = []
     for fused in (True, False):
         if not fused:
-            monkeypatch.setattr(packed, "takes_step", lambda request: False)
+            monkeypatch.setattr(packed, "takes_step", lambda request: False)  # no setting leaves the kernels out
         engine = Engine(model.model, model.decode, max_batch=2)
         diffusion = replace(request().diffusion, stopping=stopping)
         made = [request(seed=seed, pins={3: 9}, diffusion=diffusion) for seed in range(4)]

@@ -29,18 +29,19 @@ DEEP = linear.Tiling(128, 128, 64, 8, 12)  # 384 KiB of shared memory in bfloat1
 
 def break_family(monkeypatch, family: str) -> None:
     tiles = attention.tiles
-    match family:
-        case "attention":
-            rejected = lambda *given: replace(tiles(*given), roles=False, warps=4, rows=NO_POWER_OF_TWO)  # noqa: E731
-            monkeypatch.setattr(attention, "tiles", rejected)
-        case "products":
-            monkeypatch.setattr(linear, "fitted", lambda *given: DEEP)
-        case "experts":
-            monkeypatch.setattr(experts, "tiling_for", lambda *given: DEEP)
-        case "vocabulary end":
-            monkeypatch.setattr(vocab, "fitted", lambda *given: vocab.LOGITS._replace(stages=12))
-        case "rows":
-            monkeypatch.setattr(rows, "_add_norms", Broken(RuntimeError("Triton Error [CUDA]: invalid argument")))
+    broken = {
+        "attention": (
+            attention,
+            "tiles",
+            lambda *given: replace(tiles(*given), roles=False, warps=4, rows=NO_POWER_OF_TWO),
+        ),
+        "products": (linear, "fitted", lambda *given: DEEP),
+        "experts": (experts, "tiling_for", lambda *given: DEEP),
+        "vocabulary end": (vocab, "fitted", lambda *given: vocab.LOGITS._replace(stages=12)),
+        "rows": (rows, "_add_norms", Broken(RuntimeError("Triton Error [CUDA]: invalid argument"))),
+    }
+    module, name, instead = broken[family]
+    monkeypatch.setattr(module, name, instead)  # on this card every kernel works
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_results_are_those_of_plain_operations_up_to_rounding(model, monkeypatch
 
 def test_shared_memory_that_does_not_suffice_switches_off(model, monkeypatch, caplog):
     """Triton's OutOfResources, as on a card with less shared memory than a tiling needs."""
-    monkeypatch.setattr(linear, "fitted", lambda *given: DEEP)
+    break_family(monkeypatch, "products")
     backend = CudaBackend(model)
     backend.run([Piece(0, torch.arange(5, device=DEVICE), causal=True)], model.new_cache(1, 16))
     assert backend.kernels.off == {"products"} and "shared memory" in caplog.text

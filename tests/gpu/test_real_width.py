@@ -142,7 +142,7 @@ def test_likely_tokens_are_those_of_a_sort_of_all_logits(monkeypatch, packed):
         stored.append(stored_TV.clone())  # probabilities replace the logits
         return find(stored_TV, *rest)
 
-    monkeypatch.setattr(vocab, "most_likely", watched)
+    monkeypatch.setattr(vocab, "most_likely", watched)  # the stored logits are overwritten
     weights = table_VH, table_VH, 1.0, 30.0
     found = vocab.predict(hidden_TH, *weights, temperature_T, key_T2, likely=True)
     assert torch.equal(found.likely_CK[:, 0], found.argmax_C)

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import gesso
+from gesso import Done
 from gesso.backends import for_model
 from gesso.backends.base import Piece
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.streamed import streamed
 from gesso.engine.engine import Engine
-from gesso.engine.events import Done
 from gesso.engine.request import Request
 from gesso.memory.workspace import CONTEXT_BYTES
 from gesso.settings import Diffusion

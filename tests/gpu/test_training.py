@@ -65,6 +65,7 @@ def train(recipe, monkeypatch, device=DEVICE, until=None):
             raise Interrupted
 
     with monkeypatch.context() as patch:
+        # The plain device is only for comparison.
         patch.setattr(command, "join_processes", lambda: torch.device(device))
         try:
             command.train(recipe, report)

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from gesso.memory import device
-
 
 @dataclass
 class Driver:
@@ -56,15 +54,5 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Driver]:
         replaced = Driver(**sizes)
         monkeypatch.setattr(torch, "cuda", replaced)  # the tests must pass without a GPU, and on any
         return replaced
-
-    return install
-
-
-@pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Return a function that replaces the total and free memory of this machine, which change while a test runs."""
-
-    def install(total: int, free: int) -> None:
-        monkeypatch.setattr(device, "host_memory", lambda: (total, free))
 
     return install

@@ -2,6 +2,10 @@
 
 import ast
 import json
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -43,46 +47,105 @@ def test_every_mutant_of_the_source_parses():
 
 
 @pytest.fixture
-def directory(tmp_path):
-    """A directory with the recorded lines of tests of one file."""
-    lines = tmp_path / "out" / "lines"
-    lines.mkdir(parents=True)
-    tests = [
-        {"test": "tests/test_slow.py::test_a", "seconds": 9.0, "lines": {"gesso/f.py": [6, 7]}},
-        {"test": "tests/test_fast.py::test_b", "seconds": 0.1, "lines": {"gesso/f.py": [6]}},
-        {"test": "tests/test_server.py", "seconds": 0.0, "lines": {"gesso/f.py": [6]}},
-    ]
-    (lines / "1.jsonl").write_text("".join(json.dumps(test) + "\n" for test in tests))
-    return tmp_path / "out"
+def results(tmp_path, monkeypatch):
+    """All mutants of the source above, in a directory with results."""
+    monkeypatch.setattr(mutate, "mutants", lambda root: MUTANTS)  # those of the repository are thousands
+    mutate.draw(tmp_path / "out", MUTANTS, seed=0, count=100)
+    return mutate.Results(tmp_path / "out")
 
 
-def test_lines_that_no_test_executes_are_not_drawn_and_short_tests_come_first(directory):
-    drawn, recorded = mutate.drawn(directory, MUTANTS, seed=0, count=100)
-    assert {mutant.line for mutant in drawn} == {6, 7}
-    (first,) = (mutant for mutant in drawn if mutant.line == 6)
-    assert recorded.of(first) == ["tests/test_fast.py::test_b", "tests/test_slow.py::test_a", "tests/test_server.py"]
-    first, again = (mutate.drawn(directory, MUTANTS, seed=0, count=3)[0] for _ in range(2))
-    assert first == again
+def test_a_seed_draws_the_same_mutants(tmp_path):
+    drawn = []
+    for name in ("first", "again"):
+        mutate.draw(tmp_path / name, MUTANTS, seed=1, count=3)
+        drawn.append((tmp_path / name / "drawn.json").read_text())
+    assert drawn[0] == drawn[1] and len(json.loads(drawn[0])) == 3
 
 
-def test_an_interrupted_run_continues_and_its_table_has_every_verdict(directory):
-    left = [None, None]  # verdicts until the interruption
+def test_an_interrupted_run_continues_and_its_table_has_every_mutant(results):
+    left = [None, None]  # runs of the tests until the interruption
 
-    def judge(tree, mutant, tests):
+    def first_failure(mutant, tests):
         if not left:
             raise KeyboardInterrupt
         left.pop()
-        caught_by = "" if mutant.kind == "keyword dropped" else tests[0]
-        return mutate.Verdict(key=mutant.key, line=mutant.line, caught_by=caught_by, tests=len(tests), seconds=1.0)
+        return "" if mutant.kind == "keyword dropped" else "tests/test_f.py::test_it"
 
     with pytest.raises(KeyboardInterrupt):
-        mutate.run(directory, MUTANTS, seed=0, count=100, judge=judge)
-    first = mutate.verdicts(directory)
-    left.extend([None] * 100)
-    mutate.run(directory, MUTANTS, seed=0, count=100, judge=judge)
-    verdicts = mutate.verdicts(directory)
-    assert len(first) == 2 and verdicts[:2] == first
-    assert len({verdict.key for verdict in verdicts}) == len(verdicts) == 6
-    table = list(mutate.table(directory))
-    assert sum("**survived**" in line for line in table) == 2
-    assert table[-1] == "- all: 4 of 6 (67 %)"
+        mutate.try_files(results, "gesso", ["tests/test_f.py"], first_failure)
+    left.extend([None] * 6)
+    mutate.try_files(results, "gesso", ["tests/test_f.py"], first_failure)
+    assert not left, "no mutant was tried twice"
+    assert len({verdict.key for verdict in results.verdicts()}) == 6
+    table = list(mutate.table(results))
+    assert sum("**survived** | 1 |" in line for line in table) == 2
+    assert table[-1] == "- all: 6 caught, 2 survived, 0 not reached: 75.0 %"
+
+
+COUNTER = """
+class Counter:
+    @property
+    def next(self):
+        return 1 + 1
+
+    @staticmethod
+    def is_low(value):
+        return value < 5
+"""
+TESTS = """
+import subprocess
+import sys
+
+import pytest
+
+from gesso.requests import Counter
+
+
+def test_next():
+    assert Counter().next == 2
+
+
+def test_low():
+    assert Counter.is_low(4)
+
+
+@pytest.fixture(scope="module")
+def process():
+    code = "from gesso.requests import Counter\\nwhile input(): print(Counter.is_low(5), flush=True)"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as running:
+        yield running
+        running.kill()
+
+
+def test_high(process):
+    process.stdin.write("?\\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "False\\n"
+"""
+
+
+def test_mutants_are_caught_by_tests_of_their_line_in_forks_and_in_processes_of_a_fixture(tmp_path):
+    root, out = tmp_path / "root", tmp_path / "out"
+    for source in mutate.SOURCES:
+        (root / source).parent.mkdir(parents=True, exist_ok=True)
+        (root / source).touch() if source.endswith(".py") else (root / source).mkdir()
+    (root / "gesso" / "__init__.py").touch()
+    (root / "gesso" / "requests.py").write_text(COUNTER)
+    (root / "tests").mkdir()
+    (root / "tests" / "test_counter.py").write_text(TESTS)
+    shutil.copytree(mutate.ROOT / "tools", root / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    made = mutate.mutants_of(COUNTER.encode(), "gesso/requests.py")
+    mutate.draw(out, made, seed=0, count=100)
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTEST_ADDOPTS": "-p no:cacheprovider"}
+    command = [sys.executable, "-m", "tools.mutate", "forks", str(out), "tests"]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    verdicts = [json.loads(line) for line in (out / "verdicts.jsonl").read_text().splitlines()]
+    caught = {(verdict["key"].split(": ")[1], verdict["caught_by"].partition("::")[2]) for verdict in verdicts}
+    assert caught == {
+        ("one more", "test_next"), ("one less", "test_next"), ("constant returned", "test_next"),
+        ("one less", "test_low"), ("comparison flipped", "test_low"), ("constant returned", "test_low"),
+        ("one more", "test_high"),
+    }, done.stderr  # fmt: skip
+    # Of two equal numbers in a line, the first one counts.
+    assert len(verdicts) == len({mutant.key for mutant in made})

@@ -13,6 +13,7 @@ from tests.train.test_trainer import write_recipe
 @pytest.fixture
 def announced(tmp_path, small, monkeypatch, caplog):
     """Run four steps of four rows, two of them with a longer row, and return the lines."""
+    # Compiling takes minutes.
     monkeypatch.setattr(Objective, "compile_parts", lambda self: None)
     rows = tmp_path / "rows.jsonl"
     texts = ["a" * (4 if number else 40) for number in range(8)]

@@ -5,6 +5,7 @@ import itertools
 import lzma
 import random
 import sys
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
 from gesso.train.data import Example, Rejected
+from gesso.train.reading import PARALLEL_BYTES
 from gesso.train.recipe import DataSettings
 from tests.train.datasets import CALL, EOS, REPLY, RESULT, TOOLS, USER, dataset, make_tokenizer, thought, write
 
@@ -319,6 +321,7 @@ def test_zstd_without_its_package_names_the_package_to_install(tmp_path, tokeniz
 
 
 def test_missing_temporary_directory_is_named(tmp_path, tokenizer, monkeypatch):
+    # Python has cached the real one.
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(InputError, match="nowhere.*set TMPDIR"):
         dataset(tokenizer, write(tmp_path / "a.jsonl", {"text": "a"}))
@@ -339,9 +342,12 @@ def test_repeat_sets_passes_over_a_file_per_epoch(tmp_path, tokenizer):
     assert (seen.count(files[0]), seen.count(files[1])) == (6, 2)
 
 
-def test_several_processes_read_the_same_rows(tmp_path, tokenizer, monkeypatch):
+def test_several_processes_read_the_same_rows(tmp_path, tokenizer):
+    """They read more than `PARALLEL_BYTES`, most of it in a field that is not trained on."""
     rows = [{"text": f"{n} " * (n % 7 + 1)} for n in range(700)] + [{"text": ""}, {"prompt": "a", "completion": "b"}]
-    name = write(tmp_path / "many.jsonl", *rows)
-    alone = list(dataset(tokenizer, name).read())
-    monkeypatch.setattr("gesso.train.reading.PARALLEL_BYTES", 1)  # megabytes of rows would take seconds
-    assert list(dataset(tokenizer, name).read()) == alone
+    alone = list(dataset(tokenizer, write(tmp_path / "few.jsonl", *rows)).read())
+    note = "x" * (PARALLEL_BYTES // len(rows))
+    many = write(tmp_path / "many.jsonl", *({**row, "note": note} for row in rows))
+    assert Path(many).stat().st_size > PARALLEL_BYTES
+    together = list(dataset(tokenizer, many).read())
+    assert [replace(row, source="") for row in together] == [replace(row, source="") for row in alone]

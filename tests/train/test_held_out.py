@@ -90,7 +90,7 @@ def test_best_weights_are_exported_and_the_run_stops_early(tmp_path, rows, small
         weights[step] = {name: p.detach().clone() for name, p in parameters if p.requires_grad}
         return {module.KEY: self.losses[step]}
 
-    monkeypatch.setattr(HeldOut, "evaluate", evaluate)
+    monkeypatch.setattr(HeldOut, "evaluate", evaluate)  # losses that fall and rise at given steps
     recipe = recipe_of(tmp_path, rows, small, "out", steps=20, patience=2)
     train(recipe, report=lambda _: None)
     assert metrics(tmp_path / "out")[-1]["step"] == 8, "two evaluations after the best one, at step 4"

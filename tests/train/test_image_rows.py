@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import gesso
+from gesso import Image
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.source import open_source
 from gesso.errors import InputError
-from gesso.images.image import Image
 from gesso.images.tokens import blocks
 from gesso.train import data_report
 from gesso.train.data import Dataset

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 import gesso
+from gesso import Image
 from gesso.checkpoint.load import load as load_weights
 from gesso.checkpoint.parameters import checkpoint_name
 from gesso.checkpoint.source import open_source
 from gesso.errors import InputError
-from gesso.images.image import Image
 from gesso.images.tokens import blocks
 from gesso.model.vision import Vision
 from gesso.train.batch import collate, corrupt

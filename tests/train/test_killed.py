@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from gesso.errors import GessoError
+from gesso import GessoError
 from gesso.files import locked
 from gesso.train import state
 from gesso.train.objective import Objective

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gesso import adapters
+from gesso import GessoError, adapters
 from gesso.adapters import LoraSettings, factor_values
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.parameters import empty_model
 from gesso.checkpoint.source import CheckpointSource
 from gesso.checkpoint.vision import vision_bytes
-from gesso.errors import GessoError
 from gesso.train import run, trainer
 from gesso.train.memory import explained, forecast, limit_memory
 from gesso.train.recipe import load
@@ -89,6 +88,7 @@ def test_the_limit_is_set_again_after_the_first_step_has_loaded_its_kernels(tmp_
     steps, limits = [], []
     # There is no GPU whose memory could be limited.
     monkeypatch.setattr(run, "limit_memory", lambda device, given: {"18GB": 18}[given])
+    # Nor a memory fraction that could be read back.
     monkeypatch.setattr(trainer, "keep_within", lambda device, size: limits.append((len(steps), size)))
     recipe = load(write_recipe(tmp_path, rows, small, steps=3))
     run.train(recipe, steps.append, memory="18GB")

@@ -28,8 +28,8 @@ def in_flight(monkeypatch):
             self.fused = True
             self.optimizers = make_optimizers(self.parameters, self.recipe.optimizer, fused=True)
 
-    monkeypatch.setattr(trainer.PendingStep, "to_host", lambda self: self)
-    monkeypatch.setattr(run, "Trainer", Pipelined)
+    monkeypatch.setattr(trainer.PendingStep, "to_host", lambda self: self)  # a CPU has no copies in flight
+    monkeypatch.setattr(run, "Trainer", Pipelined)  # only a GPU has steps in flight
 
 
 def events(out):

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from gesso.errors import GessoError, InputError
+from gesso import GessoError
+from gesso.errors import InputError
 from gesso.train.recipe import load
 from gesso.train.run import train
 from tests.train.test_trainer import metrics, write_recipe
@@ -46,6 +47,7 @@ def test_the_advice_for_a_loss_that_is_not_finite_can_be_followed(tmp_path, begu
 
     forward = Objective.forward
     with monkeypatch.context() as patch:
+        # A loss that is not finite at a given step.
         patch.setattr(Objective, "forward", lambda *a: replace(found := forward(*a), total_B=found.total_B * torch.nan))
         with pytest.raises(GessoError, match="lower optimizer.lr or optimizer.clip, or raise optimizer.warmup"):
             train(longer(begun), lambda _: None)

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 import gesso
-from gesso.errors import GessoError, InputError
+from gesso import GessoError
+from gesso.errors import InputError
 from gesso.eval.scorer import scorer
 from gesso.model.config import Config
 from gesso.model.init import begin

@@ -50,16 +50,16 @@ class GgufFile:
     tensors: Mapping[str, Stored]
 
 
-def read(path: Path) -> GgufFile:
+def read(path: Path, header_limit: int = HEADER_LIMIT) -> GgufFile:
     """Parse a file. If it is a part of several (`-00001-of-00003.gguf`), parse all of them."""
-    file = _read(path)
+    file = _read(path, header_limit)
     count = file.metadata.get("split.count", 1)
     if not is_integer(count) or not 0 <= count <= 99_999:
         raise CheckpointError(f"{path}: split.count must be a number of files, got {shown(count)}")
-    return file if count < 2 else _join(path, count)
+    return file if count < 2 else _join(path, count, header_limit)
 
 
-def _join(path: Path, count: int) -> GgufFile:
+def _join(path: Path, count: int, header_limit: int) -> GgufFile:
     named = PART.fullmatch(path.name)
     if named is None or int(named[3]) != count:
         raise CheckpointError(
@@ -71,7 +71,7 @@ def _join(path: Path, count: int) -> GgufFile:
         raise CheckpointError(
             f"{missing[0]} is missing: {path} is one of {count} parts; download all of them into one directory"
         )
-    parts = [_read(part) for part in paths]
+    parts = [_read(part, header_limit) for part in paths]
     tensors: dict[str, Stored] = {}
     for i, part in enumerate(parts):
         if part.metadata.get("split.count") != count or part.metadata.get("split.no") != i:
@@ -82,11 +82,11 @@ def _join(path: Path, count: int) -> GgufFile:
     return GgufFile(path=paths[0], metadata=parts[0].metadata, tensors=tensors)
 
 
-def _read(path: Path) -> GgufFile:
+def _read(path: Path, header_limit: int) -> GgufFile:
     try:
         check_regular(path)
         with path.open("rb") as stream:
-            return _parse(_Header(path, stream, path.stat().st_size))
+            return _parse(_Header(path, stream, path.stat().st_size, header_limit))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
@@ -94,10 +94,11 @@ def _read(path: Path) -> GgufFile:
 class _Header:
     """The bytes of a header in order, with errors that name the file. It never reads past the end."""
 
-    def __init__(self, path: Path, stream: BinaryIO, size: int) -> None:
+    def __init__(self, path: Path, stream: BinaryIO, size: int, limit: int) -> None:
         self.path = path
         self.stream = stream
         self.size = size
+        self.limit = limit
         self.position = 0
 
     def error(self, problem: str) -> CheckpointError:
@@ -113,10 +114,10 @@ class _Header:
 
     def reserve(self, count: int, what: str) -> None:
         """Raise an error unless this many bytes can follow."""
-        if self.position + count > min(self.size, HEADER_LIMIT):
-            if self.size <= HEADER_LIMIT:
+        if self.position + count > min(self.size, self.limit):
+            if self.size <= self.limit:
                 raise self.error(f"it ends within {what}: the file is truncated or damaged")
-            raise self.error(f"the header is larger than {HEADER_LIMIT >> 20} MiB in {what}: the file is damaged")
+            raise self.error(f"the header is larger than {self.limit / 2**20:g} MiB in {what}: the file is damaged")
 
     def number(self, format: str, what: str) -> int:
         value: int = struct.unpack("<" + format, self.bytes(struct.calcsize(format), what))[0]

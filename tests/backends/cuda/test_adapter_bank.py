@@ -85,12 +85,12 @@ class Reading:
 
 
 @torch.no_grad()
-def test_a_captured_pass_serves_every_adapter_also_one_that_is_attached_later(monkeypatch):
+def test_a_captured_pass_serves_every_adapter_also_one_that_is_attached_later(replace_layer):
     def only_mlp(layer, x_TH, normed, lengths, attend, rotation, scalar_T1, next_norm, adapters, kernels):
         x_TH = x_TH + network.gated_mlp(layer.mlp, x_TH, lengths, adapters, kernels)
         return x_TH, x_TH
 
-    monkeypatch.setattr(network, "run_layer", only_mlp)  # kernels take seconds in the interpreter
+    replace_layer(only_mlp)
     model = new_model()
     add(model, "one", targets=("attention", "mlp"))
     backend = CudaBackend(model)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gesso import adapters
+from gesso import GessoError, adapters
 from gesso.cards.named import CARDS
 from gesso.cards.running import playing
 from gesso.checkpoint import random_weights
@@ -17,7 +17,6 @@ from gesso.checkpoint.parameters import assign
 from gesso.checkpoint.quantize.formats import FORMATS
 from gesso.engine.engine import Engine
 from gesso.engine.request import Request
-from gesso.errors import GessoError
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import Diffusion

@@ -41,7 +41,7 @@ def small_blocks(monkeypatch):
         (soft, "SPLITS", 3),
         (soft, "STREAM", 128),
     ):
-        monkeypatch.setattr(module, name, value)
+        monkeypatch.setattr(module, name, value)  # see above
     with playing(replace(card_of(DEVICE), processors=2)):  # a program computes several tiles
         yield
 
@@ -71,7 +71,7 @@ def bfloat16_in_the_interpreter(monkeypatch):
         ("cast_impl", rounding_cast),
         ("create_fp_trunc", rounding_cast),
     ):
-        monkeypatch.setattr(builder, name, repaired)
+        monkeypatch.setattr(builder, name, repaired)  # Triton's, not ours
 
 
 def eighths(*shape, dtype=torch.float32):

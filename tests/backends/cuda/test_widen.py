@@ -5,7 +5,6 @@ import torch
 
 pytest.importorskip("triton")
 from gesso.backends.cuda.kernels.widen import use_kernels, widened  # noqa: E402
-from gesso.checkpoint.quantize import packed as packed_matrices  # noqa: E402
 from gesso.checkpoint.quantize.formats import FORMATS  # noqa: E402
 
 
@@ -19,7 +18,7 @@ def test_a_kernel_unpacks_as_the_format_does(format, shape, dtype):
     torch.testing.assert_close(widened(packed.tensors, format, dtype), packed.dense(dtype), rtol=rounding, atol=0)
 
 
-def test_two_global_scales_per_expert_apply_to_the_two_halves_of_its_rows(monkeypatch):
+def test_two_global_scales_per_expert_apply_to_the_two_halves_of_its_rows():
     torch.manual_seed(0)
     packed = FORMATS["nvfp4"].quantize("weight", torch.randn(3, 24, 32))
     tensors = packed.tensors | {"weight_global_scale": torch.rand(3, 2) + 0.5}
@@ -27,11 +26,9 @@ def test_two_global_scales_per_expert_apply_to_the_two_halves_of_its_rows(monkey
     torch.testing.assert_close(widened(tensors, "nvfp4", torch.float32), expected, rtol=1e-6, atol=0)
     packed.weight_global_scale = tensors["weight_global_scale"]
     use_kernels(packed, torch.float32)
-    # With the constants, a matrix in parts takes the interpreter minutes.
-    monkeypatch.setattr(packed_matrices, "PART_VALUES", 1)
-    monkeypatch.setattr(packed_matrices, "PART_MULTIPLE", 16)  # the first part has rows of both halves
-    rows = torch.cat([part.dense() for _, part in packed.row_parts()], dim=1)
-    columns = torch.cat([part.dense() for _, part in packed.column_parts()], dim=2)
+    # Of 16 rows, the first part has some of both halves.
+    rows = torch.cat([part.dense() for _, part in packed.row_parts(most=1, multiple=16)], dim=1)
+    columns = torch.cat([part.dense() for _, part in packed.column_parts(most=1, multiple=16)], dim=2)
     for whole in (rows, columns):
         torch.testing.assert_close(whole, expected, rtol=1e-6, atol=0)
 

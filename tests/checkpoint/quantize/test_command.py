@@ -53,7 +53,7 @@ def test_interrupted_quantize_leaves_nothing_behind(source, tmp_path, monkeypatc
             raise error
         written.append(save_file(*arguments, **options))
 
-    monkeypatch.setattr("safetensors.torch.save_file", save_some)
+    monkeypatch.setattr("safetensors.torch.save_file", save_some)  # an error between two shards
     with pytest.raises(type(error)):
         convert.quantize(source, tmp_path / "out", "fp8", shard_bytes=50_000)
     assert len(written) == 2

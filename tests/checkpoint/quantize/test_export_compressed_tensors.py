@@ -110,8 +110,8 @@ def mapping(monkeypatch):
     """Register the conversion mapping of the documentation for a test. A later save would be affected by it, too."""
     from transformers import conversion_mapping
 
-    monkeypatch.setattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", None)
-    monkeypatch.setattr(conversion_mapping, "USER_REGISTERED_MAPPINGS", set())
+    monkeypatch.setattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", None)  # filled by earlier tests
+    monkeypatch.setattr(conversion_mapping, "USER_REGISTERED_MAPPINGS", set())  # restored afterwards
     (code,) = re.findall(r"```\{code-block\} python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(code, str(PAGE), "exec"), {})
 
