@@ -36,6 +36,7 @@ from gesso.chat.template_budget import (
     as_list,
     charge,
     check_size,
+    concatenated,
     limited,
     size,
     spend,
@@ -158,6 +159,7 @@ class _LimitedGenerator(CodeGenerator):
 
 class _LimitedEnvironment(SandboxedEnvironment):
     code_generator_class = _LimitedGenerator
+    concat = staticmethod(concatenated)
     intercepted_binops = frozenset(OPERATORS)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -226,10 +228,11 @@ class _InsertCounters(NodeTransformer):
             node.test = nodes.And(_call("tick", nodes.Const(0), node), node.test, lineno=node.lineno)
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Concat:
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
+        """Join with the filter `join`: the list of the parts is charged before their text is created."""
         self.generic_visit(node)
-        node.nodes = [_call("charge", part, node) for part in node.nodes]
-        return node
+        parts = _call("charge", nodes.List(node.nodes, lineno=node.lineno), node)
+        return nodes.Filter(parts, "join", [], [], None, None, lineno=node.lineno)
 
     def visit_List(self, node: nodes.List) -> nodes.Expr:
         return self._literal(node, node.items)

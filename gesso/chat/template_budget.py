@@ -1,7 +1,7 @@
 """The limits of a chat template, the work it has left, and the sizes of the values it creates."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class WorkLimits:
     """The most work of one rendering, or of one compilation."""
 
     steps: int = 1_000_000  # loop iterations, elements of lazy filters, calls, filters, tests and operators
-    characters: int = 1 << 27  # of all intermediate results together
+    characters: int = 1 << 26  # of all intermediate results together, up to four bytes each
     seconds: float = 10.0
 
 
@@ -114,6 +114,13 @@ def check_size(characters: int) -> int:
     if characters > MAX_CHARS:
         raise Runaway(f"it would create a text or list of {characters:,} characters; at most {MAX_CHARS:,} are allowed")
     return characters
+
+
+def concatenated(parts: Iterable[str]) -> str:
+    """Return the text of a macro or a block, of which the parts were charged one by one."""
+    texts = list(parts)
+    check_size(sum(map(len, texts)))
+    return "".join(texts)
 
 
 def as_list(value: Any) -> Any:

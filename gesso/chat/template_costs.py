@@ -27,6 +27,9 @@ MAX_DIGITS = 5_000  # of a number in a text; Python itself reads no more than 4,
 MAX_PRECISION = 1_000  # of round, in digits before or after the point
 MAX_ATTRIBUTE = 1_000  # characters of the attribute that a filter reads of each element, such as "function.name"
 MAX_PARTS = 8  # of such an attribute
+LONGEST_REPR = 10  # characters of one character of a text within a list or dictionary that is printed
+LONGEST_CASE = 3  # characters of one character in another case
+ESCAPED_LENGTHS = {"&": 5, "<": 4, ">": 4, "'": 5, '"': 5}  # in HTML
 LONGEST_ESCAPE, LONGEST_ASCII_ESCAPE = 6, 12  # characters in JSON of one control character, and of one emoji
 MAX_TIME_FORMAT = 1_000  # characters of the format of strftime_now
 FORMAT_WIDTH = 10_000  # that WIDE_FORMAT lets pass
@@ -50,6 +53,25 @@ def linear(*given: Any, **options: Any) -> int:
 def each_character(text: Any, *_: Any, **__: Any) -> int:
     """Return the cost of an operation that creates an object for each character, or each word, of a text."""
     return check_size(NODE * size(text))
+
+
+def printed(value: Any, *_: Any, **__: Any) -> int:
+    """Return the most characters of a value as a text."""
+    within = isinstance(value, list | tuple | set | frozenset | dict)
+    return check_size(size(value) * (LONGEST_REPR if within else 1))
+
+
+def in_other_case(value: Any, *_: Any, **__: Any) -> int:
+    """Return the cost of writing a text in upper or lower case, which has more characters in some scripts."""
+    grows = not isinstance(value, str) or not value.isascii()
+    return check_size(printed(value) * (LONGEST_CASE if grows else 1))
+
+
+def escaped(value: Any) -> int:
+    """Return the cost of escaping a text for HTML."""
+    if not isinstance(value, str):
+        return check_size(printed(value) * max(ESCAPED_LENGTHS.values()))
+    return check_size(len(value) + sum(value.count(each) * (length - 1) for each, length in ESCAPED_LENGTHS.items()))
 
 
 def elements(value: Any, *given: Any, **options: Any) -> int:
@@ -214,6 +236,12 @@ def _check_bits(bits: int) -> int:
     return 0
 
 
+def added(left: Any, right: Any) -> int:
+    if isinstance(left, Markup) or isinstance(right, Markup):  # the other one is escaped
+        return check_size(escaped(left) + escaped(right))
+    return linear(left, right)
+
+
 def power(left: Any, right: Any) -> int:
     if not isinstance(left, int) or not isinstance(right, int):
         return 0
@@ -238,10 +266,11 @@ def _table(*groups: tuple[Cost, str]) -> dict[str, Cost]:
     return {name: cost for cost, names in groups for name in names.split()}
 
 
-OPERATORS = {"+": linear, "-": constant, "*": product, "/": constant, "//": constant, "**": power, "%": remainder}
+OPERATORS = {"+": added, "-": constant, "*": product, "/": constant, "//": constant, "**": power, "%": remainder}
 FILTERS = _table(
     (constant, "abs attr count d default first last length items random safe"),
-    (linear, "capitalize dictsort e escape forceescape lower string truncate upper"),
+    (linear, "dictsort truncate"),
+    (printed, "string"), (escaped, "e escape forceescape"), (in_other_case, "capitalize lower upper"),
     (elements, "groupby list max min reverse slice sort unique"),
     (attributes, "map reject rejectattr select selectattr"),
     (each_character, "title urlencode wordcount"),
@@ -259,8 +288,9 @@ TESTS = _table(
 GLOBALS = frozenset(("cycler", "dict", "joiner", "namespace", "raise_exception", "range", "strftime_now"))
 
 _TEXT = _table(
-    (linear, "capitalize casefold count find index isalnum isalpha isascii isdecimal isdigit isidentifier "
-             "islower isnumeric isprintable isspace istitle isupper lower partition swapcase title upper"),
+    (linear, "count find index isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable "
+             "isspace istitle isupper partition"),
+    (in_other_case, "capitalize casefold lower swapcase title upper"),
     (prefix, "endswith removeprefix removesuffix startswith"),
     (compared, "lstrip rfind rindex rpartition rstrip strip"),
     (padded, "center ljust rjust zfill"),

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -308,3 +309,47 @@ def test_json_is_refused_before_its_escapes_exceed_the_limit(text, ensure_ascii)
     assert template_costs.to_json(fitting, ensure_ascii=ensure_ascii) >= len(json.dumps(fitting)) - 2
     with pytest.raises(Runaway):
         template_costs.to_json(text * (MAX_CHARS // 6 + 1), ensure_ascii=ensure_ascii)
+
+
+TOO_LARGE = {
+    "concatenated": "{{ (v ~ v ~ v ~ v ~ v ~ v ~ v)|length }}",
+    "set block": "{% set b %}{% for _ in range(7) %}{{ v }}{% endfor %}{% endset %}{{ b|length }}",
+    "macro": "{% macro m() %}{% for _ in range(7) %}{{ v }}{% endfor %}{% endmacro %}{{ m()|length }}",
+    "call block": "{% macro m() %}{{ caller()|length }}{% endmacro %}{% call m() %}{{ v }}{{ v }}{{ v }}{% endcall %}",
+    "filter block": "{% filter length %}{{ v }}{{ v }}{{ v }}{{ v }}{{ v }}{% endfilter %}",
+    "escaped": "{{ quotes|e|length }}",
+    "escaped again": "{{ quotes|forceescape|length }}",
+    "added to markup": "{{ (''|safe + quotes)|length }}",
+    "upper": "{{ accents|upper|length }}",
+    "upper, as a method": "{{ accents.upper()|length }}",
+    "title": "{{ accents.title()|length }}",
+    "list as text": "{{ [controls]|string|length }}",
+}
+
+
+@pytest.mark.parametrize("source", TOO_LARGE.values(), ids=TOO_LARGE)
+def test_a_text_that_would_be_too_large_is_not_created(source):
+    """Nothing larger than one text of the greatest length, of four bytes per character, is in memory meanwhile."""
+    variables = {
+        "v": "\U0001f600" * (MAX_CHARS - 1000),
+        "quotes": "'" * MAX_CHARS,
+        "accents": "\u0390" * MAX_CHARS,  # three characters in upper case
+        "controls": "\0" * (MAX_CHARS - 1000),
+    }
+    hostile = template.compiled(source)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Runaway):
+            template.render(hostile, variables)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_parts_of_a_text_are_joined_as_jinja2_does():
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    source = "{% set b %}{{ 1 ~ x ~ [2] ~ none }}{% endset %}{{ b ~ ('<'|safe) ~ '<' }}{{ undefined ~ 'a' }}"
+    plain = ImmutableSandboxedEnvironment()
+    assert rendered(source, x="y") == plain.from_string(source).render(x="y") == "1y[2]None<<a"
