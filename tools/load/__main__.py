@@ -4,6 +4,7 @@
     python -m tools.load soak 60                   60 minutes of mixed, hostile and crashing use
     python -m tools.load crashes                   200 requests with known texts while 12 engines are killed
     python -m tools.load mixed 2000                memory of all processes during 2,000 requests of every kind
+    python -m tools.load faults                    a killed engine, clients that leave, readers that stop
     python -m tools.load hangups 200               200 clients that hang up, and what they leave behind
     python -m tools.load beside-infill             how much infill requests slow the steps of others
     python -m tools.load joining                   how long first drafts take while requests join and leave
@@ -12,10 +13,12 @@
     python -m tools.load first-text --count 24     how soon a stream has text to send
     python -m tools.load scrubbing                 the cost of scrubbing in the studio, in Chromium
 
-attacks, soak, hangups, beside-infill and joining start a server, or use the one at --url. crashes, mixed and hot-load
-always start one. The exit status of joining is 1 if a request failed, if its first draft took too long, or if the
-server captured or compiled anything after it was ready. That of crashes, mixed and hot-load is 1 if a request failed or
-its text was not that of the same request before; that of mixed also if a process has grown since the first quarter.
+attacks, soak, hangups, beside-infill and joining start a server, or use the one at --url. crashes, mixed, faults and
+hot-load always start one. The exit status of joining is 1 if a request failed, if its first draft took too long, or if
+the server captured or compiled anything after it was ready. That of crashes, mixed and hot-load is 1 if a request
+failed or its text was not that of the same request before; that of mixed also if a process has grown since the first
+quarter. That of faults is 1 if an answer was recorded wrongly, if a client was blamed, or if the server did not recover
+within its heartbeat.
 """
 
 import argparse
@@ -47,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     crashes.add_argument("--kills", type=int, default=12)
     mixed = commands.add_parser("mixed")
     mixed.add_argument("requests", type=int)
+    faults = commands.add_parser("faults")
     hangups = commands.add_parser("hangups")
     hangups.add_argument("visitors", type=int)
     beside = commands.add_parser("beside-infill")
@@ -58,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     hot_load.add_argument("--seconds", type=float, default=20, help="the first third of them without loads")
     hot_load.add_argument("--clients", type=int, default=4, help="beside the one that loads adapters")
     hot_load.add_argument("--experts", action="store_true", help="adapters of attention, MLP and experts")
-    for command in (attacks, crashes, mixed, beside, joining, hot_load):
+    for command in (attacks, crashes, mixed, faults, beside, joining, hot_load):
         command.add_argument("arguments", nargs="*", help="of gesso serve, after --")
     for command in (attacks, soak, hangups, beside, joining):
         command.add_argument("--url", help="a running server; default: a new one")
@@ -109,6 +113,11 @@ def run(asked: argparse.Namespace) -> None:
             from tools.load import mixed
 
             found = mixed.measure(asked.requests, asked.arguments)
+            failed = has_failed(found)
+        case "faults":
+            from tools.load import faults
+
+            found = faults.measure(asked.arguments)
             failed = has_failed(found)
         case "hangups":
             from tools.load import hangups

@@ -91,10 +91,12 @@ def running_server(
     threads: int | None = None,
     frame_bytes: int | None = None,
     files: int | None = None,
+    prefix: Sequence[str] = (),
 ) -> Iterator[ServerProcess]:
     """Start a server, and kill it with all its processes in the end.
 
-    `frame_bytes` lowers the limit on messages between its processes, and `files` the number of files it may open.
+    `frame_bytes` lowers the limit on messages between its processes, and `files` the number of files it may open. The
+    command follows `prefix`.
     """
     environment = {"GESSO_API_KEYS": ",".join(keys)}
     if threads is not None:
@@ -106,7 +108,7 @@ def running_server(
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (directory, os.environ.get("PYTHONPATH"))))
         started: list[int] = []
         try:
-            with server.running_server(*arguments, environment=environment, prefix=limited) as running:
+            with server.running_server(*arguments, environment=environment, prefix=(*limited, *prefix)) as running:
                 try:
                     yield running
                 finally:
