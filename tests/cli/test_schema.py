@@ -25,7 +25,8 @@ def test_ignored_keywords_are_reported_on_stderr_or_in_json(main, schema):
 
 def test_an_answer_that_stays_invalid_is_exit_code_1_without_text(main, tmp_path):
     schema = tmp_path / "schema.json"  # only the check of a finished answer compares items
-    schema.write_text('{"type": "array", "items": {"maxLength": 0}, "minItems": 2, "maxItems": 2, "uniqueItems": true}')
+    empty = {"type": "string", "maxLength": 0}
+    schema.write_text(json.dumps({"type": "array", "items": empty, "minItems": 2, "maxItems": 2, "uniqueItems": True}))
     for command in (["generate", "a"], ["chat"]):
         done = main(*command, "--json-schema", str(schema), "--schema-option", "open", *SMALL, stdin="Hello\n")
         assert (done.code, done.out) == (1, ""), done

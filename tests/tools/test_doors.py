@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tools import doors
 
-NAMES = 847
+NAMES = 852
 PATCHES = 117
 PATCHES_OF_MODULES = 52
 WITHOUT_A_REASON = 9
