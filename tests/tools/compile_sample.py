@@ -6,7 +6,7 @@ from gesso.cards.named import CARDS
 from tools.cards.compile import compile_launch
 from tools.cards.launches import MODELS, record
 
-SAMPLE = {"rows._join", "hash._positions", "linear._product"}
+SAMPLE = {"rows._join", "advance._judge", "linear._product"}
 
 card = CARDS["rtx-5090"]
 kernels = {launch.kernel: launch for launch in record(card, MODELS[-1:]).launches}

@@ -1,7 +1,7 @@
 """Compile the kernels for every card, and write the table and its page: `python -m tools.cards`.
 
 The installed version of Triton compiles; results of other versions stay. `--card` compiles some cards only, and
-`--processes` that many at once. Kernels that have not changed since the last run are not compiled again.
+`--processes` that many at once. Kernels that have not changed since the table was made are not compiled again.
 """
 
 import argparse

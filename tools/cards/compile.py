@@ -19,6 +19,7 @@ from gesso.cards.card import Card
 from gesso.cards.named import find
 from tools.cards.launches import Launch, record
 from tools.cards.sources import source_hash
+from tools.cards.table import Table
 
 REGISTERS, FRAME = 0x2F, 0x11  # attributes of a kernel in the section .nv.info of a cubin
 CRASHED = "the compiler ended the process"
@@ -99,6 +100,20 @@ def _results(file: Path) -> dict[tuple[str, str, str], Compiled | None]:
     return results
 
 
+def _table_results(card: Card) -> dict[tuple[str, str, str], Compiled | None]:
+    """Return what the committed table has of a card, if this version of Triton made it."""
+    table = Table.read()
+    if card.name not in table.versions.get(triton.__version__, {"cards": ()})["cards"]:
+        return {}
+    hashes = table.hashes(triton.__version__)
+    return {
+        (row.kernel, row.variant, hashes[row.kernel]): Compiled(
+            registers=row.registers, frame=row.frame, shared=row.shared, copies=row.copies, error=row.error
+        )
+        for row in table.rows(triton.__version__, card.name)
+    }
+
+
 def _append(out: TextIO, **entry: Any) -> None:
     out.write(json.dumps(entry) + "\n")
     out.flush()
@@ -106,7 +121,7 @@ def _append(out: TextIO, **entry: Any) -> None:
 
 def main() -> None:
     card, file = find(sys.argv[1]), Path(sys.argv[2])
-    results = _results(file)
+    results = _table_results(card) | _results(file)
     rows = []
     with file.open("a") as out:
         recorded = record(card)

@@ -23,9 +23,11 @@ from gesso.adapters.lora import Lora
 from gesso.adapters.sites import adapter_sites, make_adaptable, weight_of
 from gesso.backends.base import Piece
 from gesso.backends.cuda import CudaPasses, side_stream
+from gesso.backends.cuda.canvases import Slots
 from gesso.backends.cuda.families import Family
-from gesso.backends.cuda.graphs import Graph, Shape
-from gesso.backends.cuda.packed import Expected, PackedPasses, Packing
+from gesso.backends.cuda.packed import PackedPass
+from gesso.backends.cuda.pass_sizes import Expected, PassSize
+from gesso.backends.cuda.token_pass import CapturedTokens, Shape
 from gesso.cards.card import Card
 from gesso.cards.running import playing
 from gesso.checkpoint.parameters import assign, empty_model
@@ -40,8 +42,13 @@ from gesso.settings import Diffusion
 
 META = torch.device("meta")
 CANVAS, CANVASES, PREFILL, CONTEXT = 256, 8, 2048, 8192
-PACKINGS = (Packing(CANVAS, 0), Packing(CANVASES * CANVAS, 0), Packing(0, PREFILL))
-ADAPTED = (Packing(CANVAS, 0),)
+SIZES = (
+    PassSize(CANVAS, 0),
+    PassSize(CANVAS, 0, any_canvases=True),
+    PassSize(CANVASES * CANVAS, 0, any_canvases=True),
+    PassSize(0, PREFILL),
+)
+ADAPTED = (PassSize(CANVAS, 0, any_canvases=True),)
 IMAGE = 280  # soft tokens of an image
 RANK = 16
 TOKENS = 100  # in the answer of a constraint
@@ -209,15 +216,16 @@ def _packed(format: Format, shape: tuple[int, ...]) -> Packed:
 
 
 def _passes(backend: CudaPasses, adapted: bool) -> Iterator[Callable[[], Any]]:
-    """Yield the passes of a server: steps, prompts, both; of a single request; and operations outside of passes."""
+    """Yield captured passes: steps, prompts, and a token; and operations outside of them."""
     config = backend.model.config
     cache = KVCache(config, 1, CONTEXT, META, torch.bfloat16)
-    packed = PackedPasses(backend, Expected(CANVASES, CANVAS, PREFILL))
-    for packing in ADAPTED if adapted else PACKINGS:
-        yield packed._new(packing, cache).dry_run
+    expected = Expected(CANVASES, CANVAS, PREFILL)
+    slots = Slots(expected.batch, expected.canvas, backend.model)
+    for size in ADAPTED if adapted else SIZES:
+        yield PackedPass(backend, size, slots, expected, cache).dry_run
     if adapted:
         return
-    yield partial(_run_single, backend, cache)
+    yield partial(_run_token, backend, cache)
     hidden_CH = torch.empty(CANVAS, config.hidden_size, dtype=torch.bfloat16, device=META)
     yield partial(backend.logits, hidden_CH)
     yield partial(backend.logits_of, hidden_CH, torch.empty(TOKENS, dtype=torch.long, device=META))
@@ -228,15 +236,8 @@ def _passes(backend: CudaPasses, adapted: bool) -> Iterator[Callable[[], Any]]:
     yield partial(backend.run, [Piece(0, ids_S, causal=True, image_SH=image_SH)], cache)
 
 
-def _run_single(backend: CudaPasses, cache: KVCache) -> None:
-    """Run the captured step of one request."""
-    shape = Shape(
-        room=0,
-        pieces=((CANVAS, "canvas"),),
-        lengths=(CANVAS,),
-        likely=False,
-        settings=Diffusion(settle=0),
-        eos=frozenset({1}),
-    )
+def _run_token(backend: CudaPasses, cache: KVCache) -> None:
+    """Run the captured pass that writes the next token of one request."""
+    shape = Shape(pieces=((1, "next"),), lengths=(1,), likely=False)
     work: Any = SimpleNamespace(row=0, adapter=None, pieces=shape.pieces, texts=())
-    Graph(backend, shape, [work], cache)._pass()
+    CapturedTokens(backend, shape, [work], cache)._pass()

@@ -103,6 +103,9 @@ class Table:
     def _drop_unused(self) -> None:
         cards = [rows for results in self.versions.values() for rows in results["cards"].values()]
         used = sorted({row[0] for rows in cards for row in rows})
+        for results in self.versions.values():
+            launched = {self.variants[row[0]][0] for rows in results["cards"].values() for row in rows}
+            results["kernels"] = {name: hash for name, hash in results["kernels"].items() if name in launched}
         places = {old: new for new, old in enumerate(used)}
         self.variants = [self.variants[old] for old in used]
         for rows in cards:
