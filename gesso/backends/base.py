@@ -185,12 +185,14 @@ class Backend(Protocol):
         ...
 
     def compile_expected(self, cache: KVCache) -> None:
-        """Compile the kernels of the expected passes, as far as that is faster before they are captured."""
+        """Begin to capture the expected passes before they are needed, as a server does: compile their kernels, as far
+        as that is faster before.
+        """
         ...
 
     @property
     def captures_left(self) -> int:
-        """The number of expected passes that have not been captured."""
+        """The number of passes that a server has to capture; 0 if passes are captured when they are needed."""
         ...
 
     def capture_next(self, cache: KVCache) -> None:

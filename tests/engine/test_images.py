@@ -199,6 +199,7 @@ def test_passes_with_images_are_not_captured_and_canvases_beside_them_are(model,
         engine = new(model, backend=backend)
         if served:
             backend.expect(4, 8, engine.scheduler.prefill)
+            backend.compile_expected(engine.cache)
             while engine.captures_left:
                 engine.capture_next()
         assert texts(engine, QUESTION, *OTHERS[:2]) == expected

@@ -53,6 +53,7 @@ def served(pair):
     plain, graphed = pair
     backend, engine = graphed.engine.runner.backend, graphed.engine
     backend.expect(4, CANVAS, engine.scheduler.prefill)  # shorter canvases than the checkpoint's
+    backend.compile_expected(engine.cache)
     while engine.captures_left:
         engine.capture_next()
     return plain, graphed

@@ -104,6 +104,7 @@ def test_the_warm_up_reads_the_largest_image(tmp_path):
 
 def test_work_without_a_captured_pass_of_its_size_is_served_by_a_larger_one(engine):
     backend, canvas = engine.runner.backend, engine.model.config.canvas_length
+    backend.compile_expected(engine.cache)
     engine.capture_next()
     graphs = backend.graphs
     for size in [each for each in graphs.left if each.canvases in (0, 2 * canvas)]:

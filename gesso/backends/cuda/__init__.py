@@ -316,6 +316,7 @@ class CudaBackend(CudaPasses):
 
     @torch.no_grad()
     def compile_expected(self, cache: KVCache) -> None:
+        self.is_server = self.graphs.is_server = True
         if self.graphs.left and self.model.device.type == "cuda":
             try:
                 self.graphs.compile(cache, self.counts)
@@ -325,11 +326,10 @@ class CudaBackend(CudaPasses):
 
     @property
     def captures_left(self) -> int:
-        return len(self.graphs.left)
+        return len(self.graphs.left) if self.is_server else 0
 
     @torch.no_grad()
     def capture_next(self, cache: KVCache) -> None:
-        self.is_server = self.graphs.is_server = True
         try:
             self.graphs.capture_next(cache)
         except KernelError as error:
