@@ -67,6 +67,9 @@ class LoggingBackend:
     def replay(self, work, cache):
         return None
 
+    def expect(self, batch, canvas, prefill):
+        pass
+
     def adapters_changed(self):
         self.inner.adapters_changed()
 
