@@ -36,7 +36,7 @@ LETTERS = "[a-z ]{2000}"  # no stream ends before its fault
 
 
 class LogReader(threading.Thread):
-    """Reads the lines of a server's log from a named pipe, until it is told to stop reading."""
+    """Read a server's log from a named pipe, and stop on request."""
 
     def __init__(self, pipe: Path) -> None:
         super().__init__(daemon=True)

@@ -106,7 +106,9 @@ class Slots:
         return slots
 
     def _put(self, slot: int, request: Denoising) -> None:
-        tensors, canvas, process = self.canvases, request.canvas, request.process
+        tensors = self.canvases
+        canvas = request.canvas
+        process = request.process
         seed = process.seed - (1 << 64) if process.seed >= 1 << 63 else process.seed
         device = self.soft_BCH.device
         tensors.numbers_KB[:, slot] = send(torch.tensor(kernels.numbers(process), dtype=torch.float64), device)
