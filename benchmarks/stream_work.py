@@ -12,7 +12,7 @@ import time
 from gesso import bundled
 from gesso.chat.tokenizer import Tokenizer
 from gesso.serve.deltas import AnswerDeltas
-from gesso.serve.protocol import Ended
+from gesso.serve.wire import Ended
 
 MARKED = "<|tool_call>call:tool_7{"
 QUOTE = '<|"|>'
@@ -63,7 +63,8 @@ def main() -> None:
         deltas = AnswerDeltas(tokenizer, chat=True, tools=tools)
         events = [seconds(deltas, tokens[at : at + asked.event]) for at in range(0, len(tokens), asked.event)]
         began = time.process_time()
-        deltas.end(Ended(0, tokenizer.decode(tokens), tokens, "length", 0, {}))
+        text = tokenizer.decode(tokens)
+        deltas.end(Ended(id=0, text=text, tokens=tokens, finish_reason="length", seed=0, usage={}))
         end = time.process_time() - began
         print(f"| {name} | {sum(events):.2f} | {1000 * max(events):.1f} | {end:.2f} |", flush=True)
 

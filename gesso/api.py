@@ -1,14 +1,16 @@
-"""The Python API: a loaded model with its tokenizer and its engine. `gesso/requests.py` builds its requests."""
+"""The Python API: a loaded model with its tokenizer and its engine. `gesso/request` builds its requests."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from gesso import adapters, requests
+from gesso import adapters
 from gesso.adapters import StoredAdapter
 from gesso.chat.answer import Answer, read
+from gesso.chat.healing import Healer
 from gesso.chat.image_parts import read_images
 from gesso.chat.messages import tool_names
 from gesso.chat.prompt import Prompt
@@ -22,26 +24,34 @@ from gesso.engine.decision import choice_tokens, probabilities
 from gesso.engine.driver import Driver
 from gesso.engine.engine import PIECE, PREFILL, Engine
 from gesso.engine.events import Done, Event, Result
-from gesso.engine.plan import compare, generate
+from gesso.engine.plan import Plan, compare, generate
 from gesso.engine.request import ATTEMPTS, Request
-from gesso.engine.writing import Writing
+from gesso.engine.ways import Writing
 from gesso.errors import CheckpointError, InputError
 from gesso.images.image import Image
 from gesso.images.sources import read_source
 from gesso.infill import edit, infill
-from gesso.infill.boundary import Healer
 from gesso.infill.results import EditResult, HolesResult, InfillResult
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
-from gesso.options import ChatOptions, GenerateOptions, InfillOptions, Method, TextOptions
-from gesso.requests import TextPrompt
+from gesso.options import (
+    ChatOptions,
+    GenerateOptions,
+    InfillOptions,
+    Method,
+    TextOptions,
+    chat_spec,
+    decision_prompt,
+    hole_spec,
+    text_spec,
+)
+from gesso.request.build import attach, build, build_base, build_decision
+from gesso.request.info import ModelInfo, never_first_of
+from gesso.request.spec import DecisionSpec, EditSpec, HoleSpec, RequestSpec, TextPrompt
 from gesso.results import ChatResult, Decision
 
 if TYPE_CHECKING:
     import PIL.Image
-
-# Special tokens that may begin an answer. With any other, the answer would be empty.
-OPENINGS = ("<|channel>", "<|tool_call>")
 
 
 class Gesso:
@@ -64,8 +74,7 @@ class Gesso:
         # A CPU reads one piece of a prompt per pass: a pass takes seconds, and progress is shown after each.
         prefill = PIECE if model.device.type == "cpu" else PREFILL
         self.engine = Engine(model, self.decode, max_batch=max_batch, max_length=max_length, prefill=prefill)
-        openings = {tokenizer.id_of(piece) for piece in OPENINGS}
-        self.never_first = (tokenizer.special_ids | set(defaults.eos_token_ids)) - openings
+        self.never_first = never_first_of(tokenizer, defaults)
         self.guides = Guides(tokenizer, model.config.vocab_size, frozenset(defaults.eos_token_ids))
         self.driver = Driver(self.engine)
         self.writing = Writing(write=defaults.diffusion.write)  # of requests that leave it open
@@ -81,6 +90,20 @@ class Gesso:
     def max_length(self) -> int:
         """Upper limit of the tokens of prompt and new text."""
         return self.engine.max_length
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model as its requests depend on it."""
+        return ModelInfo(
+            tokenizer=self.tokenizer,
+            config=self.config,
+            defaults=self.defaults,
+            guides=self.guides,
+            never_first=self.never_first,
+            max_length=self.max_length,
+            writing=self.writing,
+            adapter=self.adapter,
+        )
 
     @property
     def eos_token_id(self) -> int:
@@ -155,7 +178,7 @@ class Gesso:
 
     def chat_request(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> Request:
         """Return the engine request of `chat` with these arguments."""
-        return requests.chat_request(self, messages, **options)
+        return self._built(chat_spec(messages, **options))
 
     def prompt(
         self,
@@ -165,8 +188,10 @@ class Gesso:
         thinking: bool = False,
     ) -> Prompt:
         """Return a conversation as the model reads it: token ids and images."""
-        read = read_images(messages, lambda source, where, tokens: self.read_image(source, tokens, where=where))
-        return self.tokenizer.chat(read, tools=tools, thinking=thinking)
+        return self.tokenizer.chat(self._with_images(messages), tools=tools, thinking=thinking)
+
+    def _with_images(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        return read_images(messages, lambda source, where, tokens: self.read_image(source, tokens, where=where))
 
     def read_image(
         self,
@@ -236,7 +261,8 @@ class Gesso:
         adapter: str | None = None,
     ) -> Request:
         """Return the engine request of `decide`, with choices as token ids."""
-        return requests.decision_request(self, prompt, texts, adapter)
+        spec = DecisionSpec(prompt=decision_prompt(prompt), texts=texts, adapter=adapter)
+        return build_decision(spec, self.info, self._with_images)
 
     def infill(
         self,
@@ -258,10 +284,43 @@ class Gesso:
         context: show the model only this many tokens on each side. Default: all.
         candidates: write this many in parallel, from consecutive seeds, and keep the most likely.
         """
-        plan = infill.infill(
-            self, prefix, suffix, method=method, lengths=lengths, context=context, candidates=candidates, **options
+        plan = self.infill_plan(
+            prefix, suffix, method=method, lengths=lengths, context=context, candidates=candidates, **options
         )
         return self.driver.run(plan)
+
+    def infill_plan(
+        self,
+        prefix: str,
+        suffix: str,
+        *,
+        method: Method = "auto",
+        lengths: Sequence[int] | None = None,
+        context: int | None = None,
+        candidates: int = 1,
+        seconds: float | None = None,
+        **options: Unpack[TextOptions],
+    ) -> Plan[InfillResult]:
+        """Return the plan of `infill`, for callers that run several at once.
+
+        After `seconds`, a search for the length of the hole begins no other round.
+        """
+        spec = hole_spec(**options)
+        hole = HoleSpec(
+            prefix=prefix,
+            suffix=suffix,
+            method=method,
+            lengths=lengths,
+            context=context,
+            candidates=candidates,
+            max_new_tokens=spec.max_new_tokens,
+            seconds=seconds,
+        )
+        return infill.infill(self.info, hole, self._base(spec), spec.constraint)
+
+    def _base(self, spec: RequestSpec) -> Request:
+        """Return the request that those for a hole are variations of."""
+        return build_base(replace(spec, max_new_tokens=1), self.info)
 
     def infill_holes(self, parts: Sequence[str], **options: Unpack[InfillOptions]) -> HolesResult:
         """Fill the holes between several texts, from left to right. Options as for `infill`.
@@ -287,18 +346,42 @@ class Gesso:
             stay, and so does their number. At 1, the model does not see the present text of the span.
         instruction: description of the change, a user message before the text.
         """
-        plan = edit.edit(
-            self, text, span, instruction=instruction, level=level, method=method, context=context, **options
+        plan = self.edit_plan(
+            text, span, instruction=instruction, level=level, method=method, context=context, **options
         )
         return self.driver.run(plan)
+
+    def edit_plan(
+        self,
+        text: str,
+        span: tuple[int, int],
+        *,
+        instruction: str | None = None,
+        level: float = 1.0,
+        method: Method = "auto",
+        context: int | None = None,
+        **options: Unpack[TextOptions],
+    ) -> Plan[EditResult]:
+        """Return the plan of `edit`, for callers that run several at once."""
+        spec = hole_spec(**options)
+        change = EditSpec(
+            text=text,
+            span=span,
+            instruction=instruction,
+            level=level,
+            method=method,
+            context=context,
+            max_new_tokens=spec.max_new_tokens,
+        )
+        return edit.edit(self.info, change, self._base(spec), spec.constraint)
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
         """Run several requests side by side and return their results in order."""
         return self.driver.run(generate(requests))
 
-    @cached_property
+    @property
     def healer(self) -> Healer:
-        return Healer(self.tokenizer)
+        return self.tokenizer.healer
 
     def read_answer(self, result: Result, tools: Sequence[Mapping[str, Any]] | None = None) -> Answer:
         """Return the thoughts, calls of these tools and text of an answer, complete or not."""
@@ -306,7 +389,7 @@ class Gesso:
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Return the text of tokens. Ids beyond the tokenizer are skipped: many models pad their embeddings."""
-        return self.tokenizer.decode([t for t in tokens if t < self.tokenizer.vocab_size], special=special)
+        return self.tokenizer.text_of(tokens, special=special)
 
     def use_adapter(self, name: str | None) -> None:
         """Use an adapter for new requests that name none; with None, the base model. Running requests keep theirs."""
@@ -360,21 +443,19 @@ class Gesso:
         prompt: TextPrompt,
         *,
         guide: Guide | None = None,
-        guide_optional: bool = False,
         thinking: bool = False,
-        validate: Callable[[Sequence[int], str], str | None] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Request:
         """Return the engine request of `generate` with these arguments, for callers that step `Gesso.engine`.
 
-        `guide` is a compiled constraint, in place of `choice`, `regex`, `json_schema` or `grammar`. If it is optional,
-        it is left out beside another constraint, pins, or without canvases. With `thinking`, the constraint
-        begins after the thoughts. `validate` is that of the engine request; by default, it checks a text under
-        `json_schema`.
+        `guide` is a compiled constraint, in place of `choice`, `regex`, `json_schema` or `grammar`. With `thinking`,
+        the constraint begins after the thoughts.
         """
-        return requests.text_request(
-            self, prompt, guide=guide, guide_optional=guide_optional, thinking=thinking, validate=validate, **options
-        )
+        return self._built(text_spec(prompt, guide=guide, thinking=thinking, **options))
+
+    def _built(self, spec: RequestSpec) -> Request:
+        request = build(spec, self.info, self._with_images)
+        return request if request.constraint is None else attach(request, self.guides.of(request.constraint))
 
     def _events(self, request: Request, attempts: int) -> Generator[Event]:
         unread: deque[Event] = deque()

@@ -32,3 +32,26 @@ class DoesNotFitError(GessoError):
     def __init__(self, message: str, fits: str | None = None) -> None:
         super().__init__(message)
         self.fits = fits
+
+
+class ContextOverflow(InputError):
+    """A prompt and its answer exceed the context."""
+
+    def __init__(self, prompt_tokens: int, new_tokens: int, limit: int) -> None:
+        super().__init__(
+            f"context overflow: a prompt of {prompt_tokens} tokens and {new_tokens} new ones "
+            f"exceed the context of {limit}; shorten the prompt or lower max_new_tokens"
+        )
+        self.prompt_tokens = prompt_tokens
+        self.new_tokens = new_tokens
+        self.limit = limit
+
+
+class TextOverflow(InputError):
+    """A text that cannot fit the context by its length. It has not been tokenized."""
+
+    def __init__(self, characters: int, least: int, limit: int) -> None:
+        super().__init__(f"{characters} characters have at least {least} tokens, and the context has {limit}")
+        self.characters = characters
+        self.least = least
+        self.limit = limit

@@ -5,12 +5,10 @@ from dataclasses import replace
 import pytest
 
 import gesso
-from gesso import requests
-from gesso.constraints import validate
+from gesso.constraints import answer_check, validate
 from gesso.constraints.automaton import START
 from gesso.engine.plan import retry_seed
 from gesso.engine.request import ATTEMPTS
-from gesso.infill import infill
 
 SMALL = {"canvas_length": 24, "steps": 3, "max_new_tokens": 24}
 SCHEMA = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}
@@ -33,8 +31,7 @@ def checks(monkeypatch):
 
     found = Checks()
     found.texts = []
-    for module in (requests, infill):
-        monkeypatch.setattr(module, "schema_problem", found)  # a constrained answer is never wrong by itself
+    monkeypatch.setattr(answer_check, "schema_problem", found)  # a constrained answer is never wrong by itself
     return found
 
 
@@ -90,7 +87,7 @@ def test_required_calls_are_checked(tiny, monkeypatch):
         found.append((calls, required))
         return "odd"
 
-    monkeypatch.setattr(requests, "calls_problem", problem)  # nor are required calls
+    monkeypatch.setattr(answer_check, "calls_problem", problem)  # nor are required calls
     with pytest.raises(gesso.ConstraintError, match="odd"):
         tiny.chat(HELLO, tools=TOOLS, tool_choice="required", **SMALL | {"max_new_tokens": 48})
     assert len(found) == ATTEMPTS
@@ -138,7 +135,7 @@ def test_a_free_call_of_a_tool_with_an_unsupported_schema_has_any_arguments_and_
     assert any("odd" in warning for warning in request.warnings)
     answer = tiny.tokenizer.encode('<|tool_call>call:odd{n:<|"|>x<|"|>}<tool_call|>', bos=False)
     assert request.guide.may_end(request.guide.walk(START, answer))
-    assert request.validate(answer, "") is None
+    assert request.validate.problem(answer, "", tiny.decode) is None
     with pytest.raises(gesso.InputError, match="example"):
         tiny.chat_request(HELLO, tools=odd, tool_choice="required")
 

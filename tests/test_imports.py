@@ -21,7 +21,7 @@ CHECKPOINT = MODEL | {"checkpoint", "bundled"}
 WEIGHTS = CHECKPOINT | {"adapters"}
 TEXT = IMAGES | {"chat"}
 ENGINE = MODEL | {"diffusion", "backends", "constraints", "chat", "images", "memory"}
-API = ENGINE | WEIGHTS | {"engine", "infill", "api", "options", "presets", "requests", "results", "loading"}
+API = ENGINE | WEIGHTS | {"engine", "infill", "api", "options", "presets", "request", "results", "loading"}
 # Each package with the packages it may import, itself aside.
 BELOW = {
     "errors": set(),
@@ -48,10 +48,10 @@ BELOW = {
     "memory": CHECKPOINT | {"cards"},
     "constraints": TEXT,
     "engine": ENGINE,
-    "infill": ENGINE | {"engine"},
+    "infill": ENGINE | {"engine", "request"},
     "presets": BASE,
-    "options": IMAGES | {"constraints", "engine", "presets"},
-    "requests": ENGINE | CHECKPOINT | {"engine", "options", "presets"},
+    "options": IMAGES | {"constraints", "engine", "presets", "request"},
+    "request": ENGINE | CHECKPOINT | {"engine", "presets"},
     "results": BASE | {"chat", "engine", "images"},
     "api": API,
     "loading": API | {"cores"},

@@ -16,9 +16,10 @@ import pytest
 from gesso import PRESETS, DiffusionOptions, GenerateOptions
 from gesso.cli.generate import generate
 from gesso.cli.options import OWN_OPTION
+from gesso.constraints.spec import ConstraintSpec
 from gesso.errors import InputError
 from gesso.model.config import SIZES
-from gesso.requests import text_request
+from gesso.request.spec import RequestSpec
 from gesso.serve.errors import from_validation
 from gesso.serve.fields import DiffusionFields
 from gesso.serve.http.app import create_app
@@ -69,9 +70,9 @@ def test_settings_import_neither_torch_nor_the_model():
 def test_typed_options_have_the_names_and_types_of_the_schema():
     assert get_type_hints(DiffusionOptions) == {item.name: item.type for item in fields(Diffusion)}
     assert set(get_args(PresetName)) == set(PRESETS)
-    request = inspect.signature(text_request).parameters
-    assert GenerateOptions.__annotations__.keys() == (request.keys() | SETTINGS) - {
-        "model", "prompt", "guide", "guide_optional", "validate", "thinking", "diffusion"
+    named = {item.name for item in (*fields(RequestSpec), *fields(ConstraintSpec))}
+    assert GenerateOptions.__annotations__.keys() == (named | SETTINGS.keys()) - {
+        "prompt", "settings", "constraint", "guide", "tools", "tool_choice", "parallel", "thinking"
     }  # fmt: skip
 
 

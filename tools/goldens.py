@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -43,7 +44,7 @@ AFTER = "\n\n    def length(self):\n        return hypot(self.x, self.y)\n"
 VOLATILE = {
     "id", "created", "created_at", "completed_at", "item_id", "response_id", "sequence_number", "tool_use_id",
     "call_id", "total_duration", "load_duration", "prompt_eval_duration", "eval_duration", "version", "modified_at",
-    "digest", "time_to_first_text",
+    "digest", "time_to_first_text", "predicted_ms", "predicted_per_token_ms", "predicted_per_second",
 }  # fmt: skip
 
 # Where the default of the setting `settle` is written: in Python, and in versions whose server had another one.
@@ -102,6 +103,14 @@ def text_cases(g: Any) -> Iterator[tuple[str, Case]]:
         yield f"python chat schema, seed {seed}", lambda s=seed: g.chat(BOOKING, json_schema=SCHEMA, seed=s)
         yield f"python chat tools, seed {seed}", lambda s=seed: g.chat(BOOKING, tools=TOOLS, seed=s)
         yield (
+            f"python chat thinking, seed {seed}",
+            lambda s=seed: g.chat(QUESTION, thinking=True, temperature=0, seed=s),
+        )
+        yield (
+            f"python stream chat, seed {seed}",
+            lambda s=seed: [(event.kind, getattr(event, "text", None)) for event in g.stream_chat(QUESTION, seed=s)],
+        )
+        yield (
             f"python chat required tool, seed {seed}",
             lambda s=seed: g.chat(QUESTION, tools=TOOLS, tool_choice="required", seed=s),
         )
@@ -121,6 +130,11 @@ def other_cases(g: Any, sudoku: Any, adapter: Path) -> Iterator[tuple[str, Case]
             f"python infill pinned, seed {seed}",
             lambda s=seed: g.infill(BEFORE, AFTER, max_new_tokens=12, method="pinned", candidates=2, seed=s),
         )
+        yield (
+            f"python infill regex, seed {seed}",
+            lambda s=seed: g.infill("a = ", "\n", max_new_tokens=8, regex="[0-9]{2,4}", candidates=2, seed=s),
+        )
+        yield f"python infill holes, seed {seed}", lambda s=seed: g.infill_holes(["a = ", " + ", "\n"], seed=s)
         yield f"python edit, seed {seed}", lambda s=seed: g.edit("The sky is green today.", (11, 16), seed=s)
         yield (
             f"python edit half, seed {seed}",
@@ -209,6 +223,44 @@ def http_cases(port: int) -> Iterator[tuple[str, Case]]:
         "decide": ("/v1/decide", {"prompt": "The capital of France is", "choices": [" Paris", " Rome"]}),
         "responses": ("/v1/responses", responses),
         "messages": ("/v1/messages", messages),
+        "completions tokens": ("/v1/completions", {**text, "diffusion": write("tokens"), "temperature": 0.5}),
+        "completions stop": ("/v1/completions", {**text, "stop": ["\n"], "diffusion": {"preset": "fast"}}),
+        "completions pins": ("/v1/completions", {**text, "diffusion": {"pins": {"3": 300}, "settle": 1}}),
+        "completions several": ("/v1/completions", {**text, "prompt": ["import ", "def f("], "n": 2}),
+        "completions overflow": ("/v1/completions", {"prompt": [300] * 4096}),
+        "completions lowered": ("/v1/completions", {"prompt": [300] * 4090, "max_tokens": 50, "seed": 1}),
+        "completions unknown": ("/v1/completions", {**text, "diffusion": {"nonsense": 1}}),
+        "completions impossible": ("/v1/completions", {**text, "regex": "a{400}", "max_tokens": 8}),
+        "chat required": ("/v1/chat/completions", {**chat, "tools": TOOLS, "tool_choice": "required"}),
+        "chat two constraints": ("/v1/chat/completions", {**chat, "response_format": schema, "regex": "a"}),
+        "chat thinking": ("/v1/chat/completions", {**chat, "thinking": True, "n": 2, "logprobs": True}),
+        "chat continued": (
+            "/v1/chat/completions",
+            {**chat, "messages": [*QUESTION, {"role": "assistant", "content": "I"}], "continue_final_message": True},
+        ),
+        "edits instruction": (
+            "/v1/edits",
+            {"input": "x = 1\n", "span": [0, 5], "instruction": "Add 1.", "level": 0.5, "seed": 1},
+        ),
+        "decide chat": ("/v1/decide", {"messages": QUESTION, "choices": ["yes", "no"]}),
+        "responses schema": (
+            "/v1/responses",
+            {**responses, "text": {"format": {"type": "json_schema", "name": "t", "schema": SCHEMA}}},
+        ),
+        "messages tools": ("/v1/messages", {**messages, "tools": [{"name": "f", "input_schema": SCHEMA}]}),
+        "infill": ("/infill", {"input_prefix": BEFORE, "input_suffix": AFTER, "n_predict": 6, "seed": 1}),
+        "completion": ("/completion", {"prompt": "import ", "n_predict": 16, "seed": 1}),
+        "api generate suffix": (
+            "/api/generate",
+            {"prompt": BEFORE, "suffix": AFTER, "options": {"seed": 1, "num_predict": 6}, "stream": False},
+        ),
+        "api generate raw": (
+            "/api/generate",
+            {"prompt": "import ", "raw": True, "options": {"seed": 1, "num_predict": 16}, "stream": False},
+        ),
+        "api chat format": ("/api/chat", {**ollama_chat, "format": SCHEMA}),
+        "api show": ("/api/show", {"model": "gesso"}),
+        "tokenize chat": ("/tokenize", {"messages": QUESTION}),
         "count tokens": ("/v1/messages/count_tokens", {"model": "gesso", "messages": QUESTION}),
         "api generate": (
             "/api/generate",
@@ -227,6 +279,10 @@ def http_cases(port: int) -> Iterator[tuple[str, Case]]:
         "responses": ("/v1/responses", responses),
         "messages": ("/v1/messages", messages),
         "api chat": ("/api/chat", ollama_chat),
+        "chat schema": ("/v1/chat/completions", {"messages": BOOKING, "seed": 1, "response_format": schema}),
+        "completions tokens": ("/v1/completions", {**text, "diffusion": write("tokens")}),
+        "completions logprobs": ("/v1/completions", {**text, "logprobs": 2}),
+        "completion": ("/completion", {"prompt": "import ", "n_predict": 16, "seed": 1}),
     }
     for name, (path, body) in streamed.items():
         yield f"http {name}, streamed", lambda p=path, b=body: stream_text(post(port, p, {**b, "stream": True}))
@@ -237,6 +293,31 @@ def http_cases(port: int) -> Iterator[tuple[str, Case]]:
         return [json.loads(answer)["choices"] for answer in answers]
 
     yield "http eight at once", at_once
+
+
+def loading_cases(port: int) -> Iterator[tuple[str, Case]]:
+    """Yield the cases of a server that has just been started, and writes token by token."""
+    bodies: dict[str, tuple[str, dict[str, Any]]] = {
+        "completions": ("/v1/completions", {"prompt": "import ", "max_tokens": 16, "seed": 1}),
+        "chat schema": (
+            "/v1/chat/completions",
+            {
+                "messages": BOOKING,
+                "seed": 1,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}},
+            },
+        ),
+        "chat tools": ("/v1/chat/completions", {"messages": BOOKING, "seed": 1, "tools": TOOLS}),
+        "decide": ("/v1/decide", {"prompt": "The capital of France is", "choices": [" Paris", " Rome"]}),
+        "infill": ("/infill", {"input_prefix": BEFORE, "input_suffix": AFTER, "n_predict": 6, "seed": 1}),
+    }
+
+    def at_once() -> list[Any]:
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            answers = list(pool.map(lambda body: post(port, *body), bodies.values()))
+        return [without_volatile(json.loads(answer)) for answer in answers]
+
+    yield "http while loading", at_once
 
 
 # --- running one version ------------------------------------------------------------------------------------------
@@ -264,7 +345,11 @@ def write_answers(out: Path, device: str, adapter: Path, only: str) -> None:
     run(command_cases(device))
     if any(only in name for name, _ in http_cases(0)):
         with server(device, adapter) as port:
+            wait_ready(port)
             run(http_cases(port))
+    if any(only in name for name, _ in loading_cases(0)):
+        with server(device, adapter, "--write", "tokens") as port:
+            run(loading_cases(port))
     out.write_text(json.dumps(answers), encoding="utf-8")
 
 
@@ -288,9 +373,9 @@ def output(arguments: list[str], text: str) -> str:
 
 
 @contextmanager
-def server(device: str, adapter: Path) -> Iterator[int]:
-    """Start a server of the bundled models with an adapter, and yield its port when it is ready."""
-    command = [sys.executable, "-m", "gesso", "serve", "--port", "0", "--device", device, "--adapter"]
+def server(device: str, adapter: Path, *options: str) -> Iterator[int]:
+    """Start a server of the bundled models with an adapter, and yield its port, maybe before it is ready."""
+    command = [sys.executable, "-m", "gesso", "serve", "--port", "0", "--device", device, *options, "--adapter"]
     process = subprocess.Popen([*command, f"random={adapter}"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -298,13 +383,16 @@ def server(device: str, adapter: Path) -> Iterator[int]:
         if len(address) < 2:
             raise RuntimeError("the server did not start")
         port = int(address[1].split()[0])
-        while request(port, "GET", "/ready").status != 200:
-            pass
         yield port
     finally:
         process.terminate()
         process.wait()
         process.stdout.close()
+
+
+def wait_ready(port: int) -> None:
+    while request(port, "GET", "/ready").status != 200:
+        time.sleep(0.1)
 
 
 def request(port: int, method: str, path: str, body: bytes | None = None) -> http.client.HTTPResponse:

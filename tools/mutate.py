@@ -34,7 +34,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = (
-    "gesso/model", "gesso/diffusion", "gesso/engine", "gesso/requests.py", "gesso/serve", "gesso/constraints",
+    "gesso/model", "gesso/diffusion", "gesso/engine", "gesso/request", "gesso/serve", "gesso/constraints",
     "gesso/train/objective.py",
 )  # fmt: skip
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")

@@ -23,8 +23,6 @@ from gesso.engine.request import Request
 from gesso.engine.running import Running
 from gesso.eval.sudoku.puzzles import SEVENTEEN
 from gesso.eval.sudoku.task import Sudoku, spaced
-from gesso.infill.holes import visible_hole
-from gesso.infill.infill import fill
 
 ROW = 13  # of the file of puzzles with 17 clues
 SUDOKU_SEED = JSON_SEED = 1
@@ -185,9 +183,7 @@ def write(path: Path) -> None:
     solver, mini = gesso.load("gesso-sudoku"), gesso.load()
     code = (FILES / "point.txt").read_text(encoding="utf-8")
     before, after = code.split("<FILL>")
-    hole = visible_hole(mini.tokenizer, before, after, context=None)
-    (infill,) = next(fill(mini, hole, method="prompt", lengths=None, candidates=1, max_new_tokens=6,
-                          seed=EXAMPLES[2].seed))  # fmt: skip
+    (infill,) = next(mini.infill_plan(before, after, method="prompt", max_new_tokens=6, seed=EXAMPLES[2].seed))
     assert isinstance(infill, Request)
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     chat = mini.chat_request([{"role": "user", "content": REQUEST}], json_schema=schema, seed=JSON_SEED)

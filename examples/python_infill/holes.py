@@ -39,7 +39,6 @@ from gesso.engine.request import Request, Score
 from gesso.eval.python_infill import read_source
 from gesso.eval.task import split_of
 from gesso.infill.boundary import nearest_start
-from gesso.infill.infill import infill
 from gesso.infill.results import InfillResult
 from gesso.model.config import Config
 from gesso.model.init import begin
@@ -104,7 +103,7 @@ def changed(g: Gesso, batch: Sequence[Hole]) -> list[str]:
         asked: dict[str, Any] = {"method": method, "seed": start, **BRIEF}
         asked |= {"lengths": [1 + start % 5]} if method == "pinned" and text[end:] else {"lengths": None}
         asked |= {} if asked["lengths"] else {"max_new_tokens": 4}
-        plans.append((f"{name}:{start}:{end} {method}", infill(g, text[:start], text[end:], **asked)))
+        plans.append((f"{name}:{start}:{end} {method}", g.infill_plan(text[:start], text[end:], **asked)))
     # A plan for one length runs one request, then scores a pinned hole. With one candidate, any score will do.
     requests = [[request for request in next(plan) if isinstance(request, Request)] for _, plan in plans]
     results = iter(g.run([request for several in requests for request in several]))

@@ -12,8 +12,6 @@ from gesso.engine.plan import Plan, compare, generate
 from gesso.eval.python_infill import parses
 from gesso.eval.sudoku.grid import solves
 from gesso.eval.sudoku.task import Sudoku, spaced
-from gesso.infill.edit import edit
-from gesso.infill.infill import infill
 
 
 class Question(Protocol):
@@ -89,7 +87,7 @@ class Hole:
     missing: str
 
     def answer(self, g: Gesso, seed: int) -> Plan[str]:
-        filled = yield from infill(g, self.before, self.after, method="auto", lengths=None, context=None, seed=seed)
+        filled = yield from g.infill_plan(self.before, self.after, seed=seed)
         return filled.text
 
     def is_right(self, answer: str) -> bool:
@@ -109,7 +107,7 @@ class Rewrite:
     def answer(self, g: Gesso, seed: int) -> Plan[str]:
         text = self.before + self.wrong + self.after
         span = len(self.before), len(self.before) + len(self.wrong)
-        edited = yield from edit(g, text, span, instruction=None, level=1.0, method="auto", context=None, seed=seed)
+        edited = yield from g.edit_plan(text, span, seed=seed)
         return edited.replacement
 
     def is_right(self, answer: str) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import tokenizers
 
+from gesso.chat.healing import Healer
 from gesso.chat.image_parts import as_text, for_template, images_of
 from gesso.chat.messages import check_messages, check_tools
 from gesso.chat.prompt import Prompt, with_soft_tokens
@@ -98,6 +99,10 @@ class Tokenizer:
         with _library_errors(InputError, *_UNDECODABLE):
             return str(self._core.decode(checked, skip_special_tokens=not special))
 
+    def text_of(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Return the text of a model's tokens. Ids beyond the tokenizer are skipped: many models pad embeddings."""
+        return self.decode([token for token in tokens if token < self.vocab_size], special=special)
+
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token. A single byte of a longer character appears by its name, such as <0xE2>."""
         checked = self._checked(ids)
@@ -107,6 +112,11 @@ class Tokenizer:
             text if text and "\ufffd" not in text else str(self._core.id_to_token(i) or "")
             for i, text in zip(checked, texts, strict=True)
         ]
+
+    @cached_property
+    def healer(self) -> Healer:
+        pieces = enumerate(self.pieces(range(self.vocab_size)))
+        return Healer((piece for i, piece in pieces if i not in self.special_ids), self.starts)
 
     @cached_property
     def longest_piece(self) -> int:

@@ -8,7 +8,7 @@ from gesso.cli.terminal import note, print_json, print_text
 if TYPE_CHECKING:
     from gesso.chat.answer import Answer
     from gesso.engine.events import Result
-    from gesso.engine.writing import Writing
+    from gesso.engine.ways import Writing
 
 
 def deliver(result: "Result", *, as_json: bool, writing: "Writing", answer: "Answer | None" = None) -> None:

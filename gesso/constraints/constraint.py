@@ -18,6 +18,7 @@ from gesso.constraints.limits import Limits
 from gesso.constraints.regex import regex_term
 from gesso.constraints.schema.compile import CompiledConstraint, schema_term
 from gesso.constraints.schema.options import SchemaOptions
+from gesso.constraints.spec import NAMES, ConstraintSpec
 from gesso.constraints.stored import from_bytes
 from gesso.constraints.term import Term
 from gesso.constraints.terms import ANYTHING, alt, literal, seq
@@ -27,7 +28,6 @@ from gesso.constraints.tools import TAGS, calls_term, chosen
 from gesso.constraints.words import Words
 from gesso.errors import InputError
 
-NAMES = ("choice", "regex", "json_schema", "grammar")
 MAX_CACHED = 32  # compiled constraints
 MAX_CACHED_BYTES = 256 * 2**20  # of all their tables; the newest constraint is kept at any size
 
@@ -120,13 +120,11 @@ class Guides:
         key = _key("tools", required or tools, bool(required), parallel, thinking)
         return self._cached_or(key, compile_calls, tools=True)
 
-    def compile(self, source: Mapping[str, Any]) -> Guide:
-        """Return the guide of a constraint in one mapping of JSON: the arguments of `guide` or `calls`."""
-        if (options := source.get("schema_options")) is not None:
-            source = {**source, "schema_options": SchemaOptions(**options)}
-        guide = self.calls(**source) if "tools" in source else self.guide(**source)
-        assert guide is not None, "the request has no constraint"
-        return guide
+    def of(self, spec: ConstraintSpec) -> Guide | None:
+        """Return the guide of a constraint that a caller has given; None if it allows every text."""
+        if spec.tools:
+            return self.calls(spec.tools, spec.tool_choice, spec.parallel, spec.thinking)
+        return self.guide(thinking=spec.thinking, schema_options=spec.schema_options, **spec.given)
 
     def warm_up(self, *, searches: bool = False) -> None:
         """Build the vocabulary tables now instead of with the first constraint. `searches`: also those of searches."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, cast
 
+from gesso.chat.answer import Decode
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Event, Failed, Scored
-from gesso.engine.plan import Output, Plan, Round, T
+from gesso.engine.plan import AnswerToCheck, Output, Plan, Round, T
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,17 @@ class PlanRun(Generic[T]):
             return _End(stop.value)
 
 
+# Checks answers, and at the end calls `Driver.take_problems` with the run.
+CheckAnswers = Callable[[PlanRun[Any], Sequence[AnswerToCheck]], None]
+
+
 class Driver:
     """Owns the requests of all plans on one engine. All methods must be called from the engine's thread."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, check_answers: CheckAnswers | None = None) -> None:
+        """`check_answers`: by default, answers are checked at once."""
         self.engine = engine
+        self.check_answers = check_answers or self._check_at_once
         self.runs: dict[int, PlanRun[Any]] = {}  # by request id
         self._events: deque[Event] = deque()  # of the last step, not yet routed
 
@@ -156,9 +163,26 @@ class Driver:
         if isinstance(requests_or_end, _End):
             run._result = requests_or_end.result
             self._end(run)
+            return
+        answers = [answer for answer in requests_or_end if isinstance(answer, AnswerToCheck)]
+        if answers:
+            self.check_answers(run, answers)
         else:
             run._unsent.extend(requests_or_end)
             self._fill(run)
+
+    def _check_at_once(self, run: PlanRun[Any], answers: Sequence[AnswerToCheck]) -> None:
+        decode = cast(Decode, self.engine.decode)
+        results = [answer.result for answer in answers]
+        checks = [answer.check for answer in answers]
+        problems = [
+            check.problem(result.tokens, result.text, decode) for check, result in zip(checks, results, strict=True)
+        ]
+        self.take_problems(run, problems)
+
+    def take_problems(self, run: PlanRun[Any], problems: Sequence[str | None]) -> None:
+        """Continue a plan that waits for the checks of answers, with what is wrong with each of them."""
+        self._advance(run, problems)
 
     def _fill(self, run: PlanRun[Any]) -> None:
         """Submit requests of the round, as many as `at_once` allows."""

@@ -20,9 +20,9 @@ from gesso.engine.faults import check_finite, drop_frames, is_fatal
 from gesso.engine.final_text import Decode, final_tokens, would_be_empty
 from gesso.engine.prefix_files import PrefixFiles
 from gesso.engine.request import Request, Score
-from gesso.engine.runner import SEARCH_TIMES, Encoded, Outcome, Runner, SearchTimes
+from gesso.engine.runner import SEARCH_TIMES, CanvasOutcome, Encoded, Runner, SearchTimes
 from gesso.engine.running import Running
-from gesso.engine.scheduler import Job, Row, Scheduler, Work
+from gesso.engine.scheduler import Job, Row, ScheduledWork, Scheduler
 from gesso.engine.scoring import Scoring
 from gesso.engine.searches import Searches
 from gesso.engine.starting import start
@@ -102,8 +102,16 @@ class Engine:
         return events
 
     def check(self, request: Request | Score) -> None:
-        """Raise InputError for a request that `submit` would reject."""
-        request.check(self.model.config, self.max_length)
+        """Raise InputError for a request that `submit` would reject.
+
+        Of a request that was checked when it was built, only what depends on this engine is checked again.
+        """
+        if isinstance(request, Request) and request.constraint is not None:
+            raise InputError("the constraint of the request is not attached; see gesso.request.build.attach")
+        if isinstance(request, Request) and request.is_checked:
+            request.check_context(self.max_length)
+        else:
+            request.check(self.model.config, self.max_length)
         self.adapters.check(request.adapter)
         if isinstance(request, Request) and request.images and self.model.vision is None:
             raise InputError("the model has no vision tower: load a checkpoint that has one, without text_only")
@@ -226,7 +234,7 @@ class Engine:
     # --- one pass -----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _pass(self, work: list[Work]) -> None:
+    def _pass(self, work: list[ScheduledWork]) -> None:
         """Run one pass and advance every request in it. If a request's own step fails, only that request fails."""
         began = time.monotonic()
         try:
@@ -265,7 +273,7 @@ class Engine:
                 raise
             self._fail(running, error)
 
-    def _isolate(self, work: list[Work], error: Exception) -> None:
+    def _isolate(self, work: list[ScheduledWork], error: Exception) -> None:
         """After a failed pass, run each of its requests alone, and fail those that fail alone."""
         if is_fatal(error):
             raise error
@@ -284,7 +292,7 @@ class Engine:
                     raise
                 self._fail(item.running, own)
 
-    def _alone(self, item: Work) -> None:
+    def _alone(self, item: ScheduledWork) -> None:
         """Redo one request's part of a failed pass. If its row was being written, first encode its text again.
 
         This may take several passes. Stopping earlier would let an error further on break the next joint pass.
@@ -295,7 +303,7 @@ class Engine:
             if redo[0].end >= item.end or running.id not in self.running:
                 return
 
-    def _note(self, item: Work) -> None:
+    def _note(self, item: ScheduledWork) -> None:
         """Record the contents of a row, and save the row at the length to which it will be cut back later."""
         row, prompt = self.scheduler.rows[item.running.row], len(item.running.request.prompt)
         for text in item.texts:
@@ -311,7 +319,7 @@ class Engine:
         if item.texts and self.on_read is not None and len(row.tokens) <= prompt:
             self.on_read(len(row.tokens), prompt)
 
-    def _advance(self, outcome: Outcome, at_once: Callable[[], bool]) -> None:
+    def _advance(self, outcome: CanvasOutcome, at_once: Callable[[], bool]) -> None:
         """Take the step of a canvas, or note the search that it needs before. `at_once`: see `SearchTimes`."""
         if outcome.running.request.compared:
             self._compare(outcome)
@@ -330,7 +338,7 @@ class Engine:
         for outcome, take in self.searches.taken():
             self._try(outcome.running, partial(self._advanced, outcome, take))
 
-    def _advanced(self, outcome: Outcome, take: Callable[[], Canvas]) -> None:
+    def _advanced(self, outcome: CanvasOutcome, take: Callable[[], Canvas]) -> None:
         """Replace a canvas by the one after its step, and commit it if it is done."""
         running, request = outcome.running, outcome.running.request
         running.canvas = canvas = take()
@@ -366,7 +374,7 @@ class Engine:
         saved = scoring.saved_length
         self._read_from(scoring, saved if self.cache.can_cut(scoring.row, saved) else 0)
 
-    def _compare(self, outcome: Outcome) -> None:
+    def _compare(self, outcome: CanvasOutcome) -> None:
         """End a request that compares texts with their log-probabilities in the first prediction."""
         running = outcome.running
         usage = replace(running.usage, denoising_steps=1)

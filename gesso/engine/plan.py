@@ -5,21 +5,101 @@ order, and returns the answer. `gesso.engine.driver` runs plans on an engine.
 """
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
+from gesso.constraints.answer_check import AnswerCheck
 from gesso.engine.events import Likely, Result, Scored, Usage
-from gesso.engine.request import ATTEMPTS, Request, Score
+from gesso.engine.request import ATTEMPTS, SEEDS, Request, Score
 from gesso.errors import ConstraintError, InputError
 
-SEEDS = 2**64
 RETRY_SEED = 0x9E3779B97F4A7C15  # added per attempt; far from the seeds of candidates and choices, which follow closely
 
+
+@dataclass(frozen=True)
+class AnswerToCheck:
+    """A finished answer, and what to check it by."""
+
+    check: AnswerCheck
+    result: Result
+
+
 T = TypeVar("T")
-Round = Sequence[Request | Score]
-Output = Result | Scored  # Scored: of a Score, and of a Request that compares texts
+R = TypeVar("R", bound=Result)
+Round = Sequence[Request | Score | AnswerToCheck]  # either requests or answers
+# Of a request, of a `Score` or a request that compares texts, and of a check: the problem, or None.
+Output = Result | Scored | str | None
 Plan = Generator[Round, Sequence[Output], T]
+
+
+class Attempts(Protocol[R]):
+    """Answers that can be written several times."""
+
+    def write(self, numbers: Sequence[int], attempt: int) -> Plan[Sequence[R]]:
+        """Write the answers with these numbers. Each attempt has seeds of its own; 0 is the first."""
+        ...
+
+    def to_check(self, number: int, result: R) -> AnswerToCheck | None:
+        """Return what of a result is to be checked; None if nothing is."""
+        ...
+
+
+def until_valid(answers: Attempts[R], count: int, attempts: int) -> Plan[list[R]]:
+    """Write answers, and write those that are not valid again. One that is not valid is never returned."""
+    results = dict.fromkeys(range(count), cast(R, None))
+    usages: dict[int, list[Usage]] = {number: [] for number in results}
+    problems: Mapping[int, str] = {}
+    wrong = list(results)
+    for attempt in range(attempts):
+        written = yield from answers.write(wrong, attempt)
+        for number, result in zip(wrong, written, strict=True):
+            results[number] = result
+            usages[number].append(result.usage)
+        problems = yield from _problems(answers, {number: results[number] for number in wrong})
+        wrong = list(problems)
+        if not wrong:
+            break
+    if problems:
+        raise ConstraintError(next(iter(problems.values())), attempts)
+    return [_with_all_usage(results[number], usages[number]) for number in results]
+
+
+def _problems(answers: Attempts[R], results: Mapping[int, R]) -> Plan[dict[int, str]]:
+    """Return what is wrong with the results that are not valid, by number."""
+    checks: dict[int, AnswerToCheck] = {}
+    for number, result in results.items():
+        check = answers.to_check(number, result)
+        if check is not None:
+            checks[number] = check
+    if not checks:
+        return {}
+    problems = yield list(checks.values())
+    return {number: str(problem) for number, problem in zip(checks, problems, strict=True) if problem is not None}
+
+
+def _with_all_usage(result: R, usages: Sequence[Usage]) -> R:
+    if len(usages) == 1:
+        return result
+    return replace(result, usage=total_usage(usages, result.usage.completion_tokens))
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts of requests, each by itself."""
+
+    requests: Sequence[Request]
+
+    def write(self, numbers: Sequence[int], attempt: int) -> Plan[Sequence[Result]]:
+        requests = [self.requests[number] for number in numbers]
+        outputs = yield [request.with_seed(retry_seed(request.seed, attempt)) for request in requests]
+        return cast(Sequence[Result], outputs)
+
+    def to_check(self, number: int, result: Result) -> AnswerToCheck | None:
+        """A text that was cut off is not checked."""
+        request = self.requests[number]
+        is_whole = result.finish_reason == "stop" and result.stop is None
+        return AnswerToCheck(request.validate, result) if is_whole and request.validate is not None else None
 
 
 def generate(requests: Sequence[Request], attempts: int = ATTEMPTS) -> Plan[list[Result]]:
@@ -29,36 +109,12 @@ def generate(requests: Sequence[Request], attempts: int = ATTEMPTS) -> Plan[list
     """
     if not requests:
         return []
-    results = [cast(Result, output) for output in (yield requests)]
-    wrong = _wrong(requests, results)
-    for attempt in range(1, attempts):
-        if not wrong:
-            break
-        again = yield [replace(requests[at], seed=retry_seed(requests[at].seed, attempt)) for at in wrong]
-        for at, output in zip(list(wrong), again, strict=True):
-            result = cast(Result, output)
-            usage = total_usage([results[at].usage, result.usage], result.usage.completion_tokens)
-            results[at] = replace(result, usage=usage)
-        wrong = _wrong(requests, results)
-    if wrong:
-        raise ConstraintError(next(iter(wrong.values())), attempts)
-    return results
+    return (yield from until_valid(Texts(requests), len(requests), attempts))
 
 
 def retry_seed(seed: int, attempt: int) -> int:
     """Return the seed of another attempt at an answer; attempt 0 is the first."""
     return (seed + attempt * RETRY_SEED) % SEEDS
-
-
-def _wrong(requests: Sequence[Request], results: Sequence[Result]) -> dict[int, str]:
-    """Return the results that are not valid, by index, with the reason. A text that was cut off is not checked."""
-    problems: dict[int, str] = {}
-    for at, (request, result) in enumerate(zip(requests, results, strict=True)):
-        if request.validate is None or result.finish_reason != "stop" or result.stop is not None:
-            continue
-        if problem := request.validate(result.tokens, result.text):
-            problems[at] = problem
-    return problems
 
 
 def score(
@@ -114,7 +170,7 @@ def candidates_of(request: Request, count: int) -> list[Request]:
     """Return `count` copies of a request; candidate i has the request's seed + i."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise InputError(f"candidates must be a whole number of at least 1, got {count!r}")
-    return [replace(request, seed=(request.seed + i) % SEEDS) for i in range(count)]
+    return [request.with_seed((request.seed + i) % SEEDS) for i in range(count)]
 
 
 def total_usage(usages: Sequence[Usage], completion_tokens: int) -> Usage:

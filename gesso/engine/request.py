@@ -3,14 +3,16 @@
 Imports no torch: the server process checks requests that another process runs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
+from gesso.constraints.answer_check import AnswerCheck
 from gesso.constraints.guide import Guide
 from gesso.constraints.reach import Reach
-from gesso.errors import InputError
+from gesso.constraints.spec import ConstraintSpec
+from gesso.errors import ContextOverflow, InputError
 from gesso.images.image import Image
 from gesso.images.tokens import blocks, image_of, image_tokens, is_image
 from gesso.model.config import Config
@@ -19,6 +21,7 @@ from gesso.settings import Diffusion
 if TYPE_CHECKING:
     from gesso.diffusion.canvas import Canvas  # imports torch
 
+SEEDS = 2**64
 ATTEMPTS = 3  # at an answer that must be valid; the last one fails
 
 
@@ -49,10 +52,10 @@ class Request:
     # Token by position in the new text, counted from its first token. The text cannot end before the last pin,
     # whatever the model predicts there.
     pins: Mapping[int, int] = field(default_factory=dict)
+    constraint: ConstraintSpec | None = None  # to be compiled and attached before the request can run
     guide: Guide | None = None  # constraint on the whole new text
-    # Returns what is wrong with the finished text, given its tokens and itself; None if nothing is. The constraint may
-    # not keep all of a JSON schema, so `gesso.engine.plan.generate` asks before it returns a result.
-    validate: Callable[[Sequence[int], str], str | None] | None = field(default=None, compare=False, repr=False)
+    # By which the finished text is checked. The constraint may not enforce all of a JSON schema.
+    validate: AnswerCheck | None = field(default=None, compare=False, repr=False)
     warnings: tuple[str, ...] = ()  # for the result: the parts of the constraint that have no effect
     free_first: bool = False  # enforce it only in the second half of a canvas's steps: the model may satisfy it unaided
     # A text that begins with one of these tokens would be empty: its first canvas is drawn again, with other noise.
@@ -66,6 +69,14 @@ class Request:
     # Report the log-probability of each of these texts in the first prediction and write nothing: see `Runner.compare`.
     compared: tuple[tuple[int, ...], ...] = ()
     adapter: str | None = None  # None: the base model
+    # Whether this very request has been checked. One that `dataclasses.replace` makes of it has not.
+    is_checked: bool = field(default=False, init=False, compare=False, repr=False)
+
+    def with_seed(self, seed: int) -> "Request":
+        """Return the request with another seed from 0 to 2**64 - 1, by which nothing has to be checked again."""
+        again = replace(self, seed=seed)
+        object.__setattr__(again, "is_checked", self.is_checked)
+        return again
 
     @property
     def cache_tokens(self) -> int:
@@ -82,11 +93,7 @@ class Request:
             raise InputError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if not 0 <= self.seed < 2**64:
             raise InputError(f"seed must be between 0 and 2**64 - 1, got {self.seed}")
-        if len(self.prompt) + self.max_new_tokens > max_length:
-            raise InputError(
-                f"context overflow: a prompt of {len(self.prompt)} tokens and {self.max_new_tokens} new ones "
-                f"exceed the context of {max_length}; shorten the prompt or lower max_new_tokens"
-            )
+        self.check_context(max_length)
         if self.images:
             self._check_images(config)
         else:
@@ -104,12 +111,24 @@ class Request:
                 raise InputError(f"{name} must be between 0 and {config.vocab_size}, got {count}")
         if self.diffusion.verified:
             self._check_verified()
-        if self.guide is not None:
-            self.reach.check()
         if any(not text for text in self.stop):
             raise InputError("a stop string is empty; it would end every text at once")
         if self.resume is not None:
             self._check_resume(self.resume, config)
+        if self.constraint is None:
+            self.check_guide()
+
+    def check_context(self, max_length: int) -> None:
+        if len(self.prompt) + self.max_new_tokens > max_length:
+            raise ContextOverflow(len(self.prompt), self.max_new_tokens, max_length)
+
+    def check_guide(self) -> None:
+        """Check the compiled constraint, if there is one. After this, all of the request has been checked."""
+        if self.guide is not None:
+            self.reach.check()
+        if self.resume is not None and self.guide is not self.resume.request.guide:
+            raise InputError("resume: the constraint of the draft differs from that of this request")
+        object.__setattr__(self, "is_checked", True)
 
     def _check_images(self, config: Config) -> None:
         """Reject images that the model cannot read, and prompts whose soft tokens are not those of whole images."""
@@ -145,7 +164,8 @@ class Request:
 
     def _check_verified(self) -> None:
         """Reject options that need a canvas which settles."""
-        for name, given in {"pins": self.pins, "a constraint": self.guide, "resume": self.resume}.items():
+        constraint = self.constraint or self.guide
+        for name, given in {"pins": self.pins, "a constraint": constraint, "resume": self.resume}.items():
             if given:
                 raise InputError(f"write=verified does not support {name}; leave it out, or give write=canvas")
 
@@ -199,8 +219,6 @@ class Request:
             )
         if self.pins != draft.request.pins:
             raise InputError("resume: the pins of the draft differ from those of this request")
-        if self.guide is not draft.request.guide:
-            raise InputError("resume: the constraint of the draft differs from that of this request")
 
     def canvas_length(self, config: Config) -> int:
         """Return the length of a full canvas."""

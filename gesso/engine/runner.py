@@ -25,7 +25,7 @@ from gesso.engine.events import Likely
 from gesso.engine.guided import Candidates, Correction, guided, is_uncorrected, satisfies_constraint
 from gesso.engine.request import Request
 from gesso.engine.running import Running
-from gesso.engine.scheduler import Work
+from gesso.engine.scheduler import ScheduledWork
 from gesso.engine.scoring import Scoring, check_scores, likely_tokens
 from gesso.engine.seen import Seen
 from gesso.images.tokens import is_image
@@ -57,7 +57,7 @@ Search = Pauses[Callable[[], Canvas]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CanvasOutcome:
     """The result of a pass for one canvas.
 
     The step itself is deferred: the logits of one request exist at a time, and an error of a custom sampler fails one
@@ -77,21 +77,21 @@ class Encoded:
     hidden_SH: Tensor
 
 
-def _parts(work: Sequence[Work]) -> list[list[Work]]:
+def _parts(work: Sequence[ScheduledWork]) -> list[list[ScheduledWork]]:
     """Divide a pass into its texts, its canvases, and the tokens that are written one by one.
 
     Texts before a next token stay with it.
     """
     apart = [item for item in work if item.pieces[-1][1] != "next"]
-    texts = [Work(item.running, item.texts, False, item.start) for item in apart if item.texts]
-    steps = [Work(item.running, (), True, item.end) for item in apart if item.denoise]
+    texts = [ScheduledWork(item.running, item.texts, False, item.start) for item in apart if item.texts]
+    steps = [ScheduledWork(item.running, (), True, item.end) for item in apart if item.denoise]
     canvases = [item for item in steps if item.pieces[-1][1] == "canvas"]
     verified = [item for item in steps if item.pieces[-1][1] == "verified"]
     tokens = [*verified, *(item for item in work if item.pieces[-1][1] == "next")]
     return [part for part in (texts, canvases, tokens) if part]
 
 
-def _encoded(work: Sequence[Work], scored: Sequence[Tensor]) -> list[Encoded]:
+def _encoded(work: Sequence[ScheduledWork], scored: Sequence[Tensor]) -> list[Encoded]:
     """Return the hidden states that predict scored texts, piece by piece, from those of all pieces that are scored."""
     parts, encoded = iter(scored), []
     for item in work:
@@ -101,14 +101,14 @@ def _encoded(work: Sequence[Work], scored: Sequence[Tensor]) -> list[Encoded]:
     return encoded
 
 
-def _joined(outcomes: Sequence[Outcome | Encoded]) -> list[Outcome | Encoded]:
+def _joined(outcomes: Sequence[CanvasOutcome | Encoded]) -> list[CanvasOutcome | Encoded]:
     """Join the pieces of each scored text."""
     scored: dict[Scoring, list[Tensor]] = {}
     for each in outcomes:
         if isinstance(each, Encoded):
             scored.setdefault(each.running, []).append(each.hidden_SH)
     joined = [Encoded(running, torch.cat(parts)) for running, parts in scored.items()]
-    return [*(each for each in outcomes if isinstance(each, Outcome)), *joined]
+    return [*(each for each in outcomes if isinstance(each, CanvasOutcome)), *joined]
 
 
 class Runner:
@@ -132,8 +132,8 @@ class Runner:
             torch.cuda.empty_cache()
 
     def run(
-        self, work: Sequence[Work], cache: KVCache, launched: Callable[[], None] = lambda: None
-    ) -> list[Outcome | Encoded]:
+        self, work: Sequence[ScheduledWork], cache: KVCache, launched: Callable[[], None] = lambda: None
+    ) -> list[CanvasOutcome | Encoded]:
         """Encode the text and denoise the canvases; return one outcome per canvas and per scored text.
 
         Call `launched` when the device has its work, before reading the results.
@@ -155,7 +155,9 @@ class Runner:
             if before is not None:
                 before.synchronize()
 
-    def _run(self, work: Sequence[Work], cache: KVCache, launched: Callable[[], None]) -> list[Outcome | Encoded]:
+    def _run(
+        self, work: Sequence[ScheduledWork], cache: KVCache, launched: Callable[[], None]
+    ) -> list[CanvasOutcome | Encoded]:
         work = sorted(work, key=lambda item: [len(text) for text in item.texts])  # fewer distinct shapes of passes
         requests = [running for item in work if (running := item.denoising) is not None]
         if self.captures:
@@ -190,7 +192,7 @@ class Runner:
         event.record()
         return lambda: event.query() and is_late()
 
-    def _pieces(self, item: Work) -> list[Piece]:
+    def _pieces(self, item: ScheduledWork) -> list[Piece]:
         device, row, adapter = self.model.device, item.row, item.adapter
         pieces = []
         for text in item.texts:
@@ -206,15 +208,15 @@ class Runner:
             pieces.append(Piece(row, canvas.tokens_C, causal=False, soft_SH=canvas.soft_CH, adapter=adapter))
         return pieces
 
-    def _features(self, item: Work, token: int) -> Tensor:
+    def _features(self, item: ScheduledWork, token: int) -> Tensor:
         """Return the features of the image that a token belongs to."""
         request = item.running.request
         assert isinstance(request, Request), "texts to score have no images"
         return self.seen.features(request.image(token))
 
-    def _predict(self, requests: Sequence[Running], hidden: Sequence[Tensor]) -> list[Outcome]:
+    def _predict(self, requests: Sequence[Running], hidden: Sequence[Tensor]) -> list[CanvasOutcome]:
         """Predict for all requests together, except those that need all logits."""
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, CanvasOutcome] = {}
         together = []
         for running, hidden_CH in zip(requests, hidden, strict=True):
             keys_C2 = running.process.draws(running.canvas).keys(len(hidden_CH))
@@ -232,7 +234,7 @@ class Runner:
             likely = self.captures and any(running.is_constrained for running in chosen)
             found = self.backend.predict(*rows, lengths, soft, likely)
             for running, hidden_CH, prediction in zip(chosen, hiddens, found.split(lengths), strict=True):
-                outcomes[running.id] = Outcome(running, self._advance(running, prediction, hidden_CH), hidden_CH)
+                outcomes[running.id] = CanvasOutcome(running, self._advance(running, prediction, hidden_CH), hidden_CH)
         return [outcomes[running.id] for running in requests]
 
     def _predicts_from_logits(self, running: Running) -> bool:
@@ -244,7 +246,7 @@ class Runner:
         """
         return running.needs_all_logits if self.captures else running.expects_logits
 
-    def _from_logits(self, running: Running, hidden_CH: Tensor) -> Outcome:
+    def _from_logits(self, running: Running, hidden_CH: Tensor) -> CanvasOutcome:
         """Return the outcome of a request that needs all logits: for draws, sampler, source or constraint.
 
         They are computed when the canvas advances and freed after that, so that only one request's [C, V] exist at a
@@ -258,7 +260,7 @@ class Runner:
             prediction = replace(summarize(self.model, logits_CV, candidate_C, True), logits_CV=logits_CV)
             return self._advance(running, prediction, hidden_CH)()
 
-        return Outcome(running, advance, hidden_CH)
+        return CanvasOutcome(running, advance, hidden_CH)
 
     def _drawn_within(self, running: Running, prediction: Prediction, hidden_CH: Tensor) -> Prediction:
         """Return the prediction with candidates that the request's settings allow."""
@@ -277,7 +279,7 @@ class Runner:
         """Score the positions of a text that this pass has read."""
         encoded.running.read(encoded.hidden_SH, self.backend.logits)
 
-    def likely(self, outcome: Outcome, after: Canvas, count: int | None) -> list[Likely]:
+    def likely(self, outcome: CanvasOutcome, after: Canvas, count: int | None) -> list[Likely]:
         """Return the log-probabilities that the last step gave to the canvas' tokens, and to the `count` most probable
         ones at their positions; None: nothing.
         """
@@ -317,13 +319,13 @@ class Runner:
         check_scores(totals)
         return tuple(totals)
 
-    def _outcome(self, running: Running, step: Step) -> Outcome:
+    def _outcome(self, running: Running, step: Step) -> CanvasOutcome:
         after = step.after
         if after is not None and step.prediction is None:
-            return Outcome(running, lambda: after, step.hidden_CH)
+            return CanvasOutcome(running, lambda: after, step.hidden_CH)
         if step.prediction is None:
             return self._from_logits(running, step.hidden_CH)
-        return Outcome(running, self._advance(running, step.prediction, step.hidden_CH, after), step.hidden_CH)
+        return CanvasOutcome(running, self._advance(running, step.prediction, step.hidden_CH, after), step.hidden_CH)
 
     def _advance(
         self, running: Running, prediction: Prediction, hidden_CH: Tensor, after: Canvas | None = None

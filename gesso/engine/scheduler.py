@@ -18,7 +18,7 @@ PATIENCE = 4  # a text comes first after so many passes that read only others
 
 
 @dataclass(frozen=True)
-class Work:
+class ScheduledWork:
     """One request's part of a pass: pieces of its text, its canvas, or both in this order."""
 
     running: Job
@@ -118,7 +118,7 @@ class Scheduler:
 
         return max(free, key=worth)
 
-    def plan(self, jobs: Sequence[Job] | None = None) -> list[Work]:
+    def plan(self, jobs: Sequence[Job] | None = None) -> list[ScheduledWork]:
         """Return the work of the next pass, for all running requests or for these.
 
         Every canvas that is ready takes a step. Prompts and texts to score are read in order of their remaining length,
@@ -126,7 +126,7 @@ class Scheduler:
         """
         jobs = self.running if jobs is None else jobs
         reading, read, full, denoising = sum(map(self._unread, jobs)), 0, False, False
-        work: dict[int, Work] = {}
+        work: dict[int, ScheduledWork] = {}
         for job in sorted(jobs, key=self._rank):
             start = end = len(self.rows[job.row].tokens)
             saved = job.saved_length
@@ -143,7 +143,7 @@ class Scheduler:
             denoise = isinstance(job, Running) and len(texts) == len(job.pending)
             job.left_out = 0 if texts or denoise else job.left_out + (read > 0)
             if texts or denoise:
-                work[job.id] = Work(job, tuple(texts), denoise, start)
+                work[job.id] = ScheduledWork(job, tuple(texts), denoise, start)
             denoising = denoising or denoise
         self.unused = max(0, self._budget(reading, denoising) - read)
         return [work[job.id] for job in jobs if job.id in work]

@@ -16,7 +16,7 @@ from functools import partial
 
 from gesso.constraints.budget import pausing
 from gesso.diffusion.canvas import Canvas
-from gesso.engine.runner import Outcome, Search
+from gesso.engine.runner import CanvasOutcome, Search
 
 Take = Callable[[], Canvas]
 
@@ -25,11 +25,11 @@ class Searches:
     """The searches that wait, in their order, and the steps that can be taken after one."""
 
     def __init__(self) -> None:
-        self.waiting: dict[int, tuple[Outcome, Search]] = {}  # by request
+        self.waiting: dict[int, tuple[CanvasOutcome, Search]] = {}  # by request
         self.awaited: dict[int, Future[None]] = {}  # the work of another thread that a search needs to go on
-        self.done: list[tuple[Outcome, Take]] = []
+        self.done: list[tuple[CanvasOutcome, Take]] = []
 
-    def add(self, outcome: Outcome, search: Search) -> None:
+    def add(self, outcome: CanvasOutcome, search: Search) -> None:
         self.waiting[outcome.running.id] = outcome, search
 
     def holds(self, request_id: int) -> bool:
@@ -59,7 +59,7 @@ class Searches:
         if self.awaited and not any(map(self._can_go_on, self.waiting)):
             wait(self.awaited.values(), seconds, FIRST_COMPLETED)
 
-    def taken(self) -> list[tuple[Outcome, Take]]:
+    def taken(self) -> list[tuple[CanvasOutcome, Take]]:
         """Return the steps that can be taken, once."""
         done, self.done = self.done, []
         return done

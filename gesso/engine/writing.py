@@ -6,16 +6,15 @@ machine and on the format of the weights, so it is measured with the loaded mode
 """
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from gesso.backends.base import Backend, Piece
+from gesso.engine.ways import Writing
 from gesso.memory.weights import loaded_bytes
-from gesso.settings import BY_TOKEN, DRAWING, SHORT, Diffusion, DiffusionOptions, PresetName, WriteName, choose
+from gesso.settings import Diffusion, WriteName
 
 LEAST_BYTES = 2 * 10**9  # weights of a model that is measured; a smaller one writes before a measurement would end
 # Steps that a canvas of this length is assumed to take. The model decides the real number, text by text. 16 is that of
@@ -23,53 +22,6 @@ LEAST_BYTES = 2 * 10**9  # weights of a model that is measured; a smaller one wr
 STEPS = {16: 8, 64: 12, 256: 16}
 PROMPT = 32  # tokens before the measured ones
 PASSES = 3  # of which the fastest counts
-
-
-@dataclass(frozen=True, kw_only=True)
-class Writing:
-    """How requests are written that leave it open.
-
-    `rates` are the expected tokens per second by the length of a canvas, 1 for token by token; empty if `why` has
-    another reason.
-    """
-
-    write: WriteName = "canvas"
-    canvas_length: int | None = None  # None: the checkpoint's
-    rates: Mapping[int, float] = field(default_factory=dict)
-    why: str = "the default"
-
-    @property
-    def summary(self) -> str:
-        if self.write in BY_TOKEN:
-            return f"{'token by token' if self.write == 'tokens' else 'verified drafts'} ({self.why})"
-        length = "" if self.canvas_length is None else f" of {self.canvas_length}"
-        return f"canvases{length} ({self.why})"
-
-    def settings(
-        self,
-        defaults: Diffusion,
-        preset: PresetName | Diffusion | None,
-        given: DiffusionOptions,
-        *,
-        needs_canvas: bool,
-    ) -> Diffusion:
-        """Return the settings of a request.
-
-        It leaves open how it is written if it gives neither `write` nor a preset other than "laptop". It is then
-        written with canvases if it gives another setting of canvases. `needs_canvas`: it has pins, a constraint or a
-        draft to resume.
-        """
-        if "write" in given or preset not in (None, SHORT):
-            return choose(defaults, preset, **given)
-        canvas: DiffusionOptions = {**given, "write": "canvas"}
-        if needs_canvas or not given.keys() <= DRAWING | {"settle"}:
-            return choose(defaults, preset, **canvas)
-        if self.write in BY_TOKEN:  # where every token is final at once, as `settle` asks for
-            draws: Any = {name: value for name, value in given.items() if name in DRAWING}
-            return choose(defaults, write=self.write, **draws)
-        if self.canvas_length is not None:
-            canvas = {**canvas, "canvas_length": self.canvas_length}
-        return choose(defaults, preset, **canvas)
 
 
 def choose_writing(

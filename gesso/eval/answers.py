@@ -14,7 +14,7 @@ import torch
 
 from gesso.api import Gesso
 from gesso.chat.prompt import Prompt
-from gesso.constraints.constraint import NAMES
+from gesso.constraints.spec import NAMES
 from gesso.engine.decision import choice_tokens, probabilities
 from gesso.engine.driver import PlanRun
 from gesso.engine.events import Result, Scored
@@ -24,7 +24,6 @@ from gesso.errors import InputError
 from gesso.eval.decide import Decide
 from gesso.eval.task import LOG_PROBABILITY, Checkable, Holes, Item, Task
 from gesso.infill.candidates import likeliest
-from gesso.infill.infill import infill
 
 
 @dataclass(frozen=True)
@@ -139,11 +138,11 @@ def _attempt(g: Gesso, task: Task, item: Item, question: Question, tries: Tries)
     if isinstance(task, Decide) and "choice" not in question.options:
         return (yield from _decision(g, item, question.seed))
     if not tries.pinned:
-        return (yield from likeliest(g, request(g, item, question), tries.candidates))
+        return (yield from likeliest(g.info, request(g, item, question), tries.candidates))
     assert isinstance(task, Holes)
     before, after = task.hole(item)
     options = {**question.options, "seed": question.seed, "candidates": tries.candidates}
-    return (yield from infill(g, before, after, method="pinned", lengths=None, context=None, **options))
+    return (yield from g.infill_plan(before, after, method="pinned", **options))
 
 
 def _decision(g: Gesso, item: Item, seed: int) -> Plan[Result]:

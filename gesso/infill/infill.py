@@ -1,31 +1,31 @@
 """Fill a hole in a text. The text around it is copied from the caller's strings and never decoded from tokens."""
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gesso.constraints.validate import schema_problem
+from gesso.constraints.answer_check import AnswerCheck
+from gesso.constraints.spec import ConstraintSpec
 from gesso.engine.events import Usage
-from gesso.engine.plan import Plan, candidates_of, retry_seed, score, total_usage
-from gesso.engine.request import ATTEMPTS
-from gesso.errors import ConstraintError, InputError
+from gesso.engine.plan import AnswerToCheck, Plan, candidates_of, retry_seed, score, total_usage, until_valid
+from gesso.engine.request import ATTEMPTS, Request
+from gesso.errors import InputError
 from gesso.infill.boundary import nearest_start
 from gesso.infill.candidates import log_likelihoods
 from gesso.infill.holes import Hole, fill_prompt, method_for, plain_prompt, visible_hole
-from gesso.infill.model import InfillModel
 from gesso.infill.requests import (
     HoleRequest,
-    base_request,
     fill_holes,
+    guide_within,
     heal,
     is_possible,
-    take_constraint,
     tokens_for,
+    with_prompt,
 )
 from gesso.infill.results import HoleCandidate, HolesResult, InfillResult
+from gesso.request.info import ModelInfo
+from gesso.request.spec import HoleSpec
 
 # A pinned hole takes at most this part of a canvas; the text after it takes the rest.
 LONGEST_HOLE = 2  # one half
@@ -33,28 +33,15 @@ USUAL_HOLE = 4  # one quarter, without max_new_tokens
 ROUND = 8  # lengths tried per round, after the first round
 
 
-def infill(
-    model: InfillModel,
-    prefix: str,
-    suffix: str,
-    *,
-    method: str,
-    lengths: Sequence[int] | None,
-    context: int | None,
-    candidates: int = 1,
-    seconds: float | None = None,
-    **options: Any,
-) -> Plan[InfillResult]:
-    """Return a plan for the text between two texts; the arguments are those of `Gesso.infill`.
+def infill(info: ModelInfo, hole: HoleSpec, base: Request, constraint: ConstraintSpec | None) -> Plan[InfillResult]:
+    """Return a plan for the text between two texts.
 
-    After `seconds`, a search for the length of the hole begins no other round.
+    `base` is the request that those of the plan are variations of. The constraint is that on the text in the hole.
     """
-    shown = visible_hole(model.tokenizer, prefix, suffix, context)
-    if not (prefix or suffix):
+    shown = visible_hole(info.tokenizer, hole.prefix, hole.suffix, hole.context)
+    if not (hole.prefix or hole.suffix):
         raise InputError("prefix and suffix are empty: there is no text around the hole; use generate instead")
-    return (
-        yield from fill(model, shown, method=method, lengths=lengths, candidates=candidates, seconds=seconds, **options)
-    )
+    return (yield from fill(info, shown, hole, base, constraint))
 
 
 def infill_holes(infill: Callable[..., InfillResult], parts: Sequence[str], **options: Any) -> HolesResult:
@@ -71,70 +58,65 @@ def infill_holes(infill: Callable[..., InfillResult], parts: Sequence[str], **op
     return HolesResult(text, tuple(middles))
 
 
-def fill(
-    model: InfillModel,
-    shown: Hole,
-    *,
-    method: str,
-    lengths: Sequence[int] | None,
-    candidates: int,
-    seconds: float | None = None,
-    **options: Any,
-) -> Plan[InfillResult]:
-    """Fill a hole with a text that is valid under the JSON schema of the options, if they have one.
+@dataclass(frozen=True, kw_only=True)
+class HoleText:
+    """The text of one hole, which can be written several times."""
 
-    A text that is not valid is never returned: it is written again from other seeds. One that a stop string may have
-    cut off is not checked.
-    """
-    schema = options.get("json_schema")
-    attempt = partial(_fill, model, shown, method=method, lengths=lengths, candidates=candidates, seconds=seconds)
-    if schema is None or options.get("stop"):
-        return (yield from attempt(**options))
-    first = secrets.randbits(32) if options.get("seed") is None else options["seed"]
-    problem = None
-    for seed in (retry_seed(first, number) for number in range(ATTEMPTS)):
-        result = yield from attempt(**{**options, "seed": seed})
-        is_whole = result.finish_reason == "stop" or (result.method == "pinned" and shown.after)
-        problem = schema_problem(schema, result.text) if is_whole else None
-        if problem is None:
-            return result
-    raise ConstraintError(str(problem), ATTEMPTS)
+    info: ModelInfo
+    shown: Hole
+    hole: HoleSpec
+    base: Request
+    constraint: ConstraintSpec | None
+
+    def write(self, numbers: Sequence[int], attempt: int) -> Plan[list[InfillResult]]:
+        base = self.base.with_seed(retry_seed(self.base.seed, attempt))
+        result = yield from _fill(self.info, self.shown, self.hole, base, self.constraint)
+        return [result]
+
+    def to_check(self, number: int, result: InfillResult) -> AnswerToCheck | None:
+        """A text that a stop string or its length may have cut off is not checked."""
+        is_whole = result.finish_reason == "stop" or (result.method == "pinned" and self.shown.after)
+        schema = None if self.constraint is None else self.constraint.json_schema
+        if schema is None or self.base.stop or not is_whole:
+            return None
+        return AnswerToCheck(AnswerCheck(json_schema=schema), result)
+
+
+def fill(
+    info: ModelInfo, shown: Hole, hole: HoleSpec, base: Request, constraint: ConstraintSpec | None
+) -> Plan[InfillResult]:
+    """Fill a hole with a text that is valid under the JSON schema of the constraint, if it has one."""
+    text = HoleText(info=info, shown=shown, hole=hole, base=base, constraint=constraint)
+    (result,) = yield from until_valid(text, 1, ATTEMPTS)
+    return result
 
 
 def _fill(
-    model: InfillModel,
-    shown: Hole,
-    *,
-    method: str,
-    lengths: Sequence[int] | None,
-    candidates: int,
-    seconds: float | None = None,
-    **options: Any,
+    info: ModelInfo, shown: Hole, hole: HoleSpec, base: Request, constraint: ConstraintSpec | None
 ) -> Plan[InfillResult]:
     """Fill a hole by the method that suits the model and the text."""
-    method = method_for(method, model.tokenizer, shown)
+    method = method_for(hole.method, info.tokenizer, shown)
     if method == "pinned" and shown.after:
-        return (yield from _search(model, shown, lengths, candidates, seconds, **options))
-    if lengths is not None:
+        return (yield from _search(info, shown, hole, base, constraint))
+    if hole.lengths is not None:
         raise InputError("lengths are for a hole with a pinned suffix; without one the model chooses the length")
     prompt = fill_prompt if method == "prompt" else plain_prompt
-    constraint = take_constraint(options)
-    base = base_request(model, prompt(model.tokenizer, shown, shown.before), **options)
-    shown_before, dropped = heal(model, shown, base.stop)
-    hole_length = base.max_new_tokens + tokens_for(model, dropped)
+    base = with_prompt(info, base, prompt(info.tokenizer, shown, shown.before), hole.max_new_tokens)
+    shown_before, dropped = heal(info, shown, base.stop)
+    hole_length = base.max_new_tokens + tokens_for(info, dropped)
     request = replace(
         base,
-        prompt=prompt(model.tokenizer, shown, shown_before),
+        prompt=prompt(info.tokenizer, shown, shown_before),
         max_new_tokens=hole_length,
-        guide=model.guides.within(dropped, "", **constraint),
+        guide=guide_within(info, dropped, "", constraint),
     )
-    seeded = candidates_of(request, candidates)
+    seeded = candidates_of(request, hole.candidates)
     requests = [HoleRequest(request=seeded_request, hole_length=hole_length) for seeded_request in seeded]
-    filled = yield from fill_holes(model, requests, dropped, base.stop)
+    filled = yield from fill_holes(info, requests, dropped, base.stop)
     tried: tuple[HoleCandidate, ...] = ()
     best = 0
-    if candidates > 1:
-        scores = yield from log_likelihoods(model, request, [dropped + text for text in filled.texts])
+    if hole.candidates > 1:
+        scores = yield from log_likelihoods(info, request, [dropped + text for text in filled.texts])
         best = scores.index(max(scores))
         tried = tuple(
             HoleCandidate(length=len(tokens), text=text, log_likelihood=likelihood)
@@ -155,12 +137,7 @@ def _fill(
 
 
 def _search(
-    model: InfillModel,
-    shown: Hole,
-    given: Sequence[int] | None,
-    candidates: int,
-    seconds: float | None,
-    **options: Any,
+    info: ModelInfo, shown: Hole, hole: HoleSpec, base: Request, constraint: ConstraintSpec | None
 ) -> Plan[InfillResult]:
     """Try holes of several lengths, one batch per round, and return the likeliest text.
 
@@ -171,33 +148,32 @@ def _search(
     although a canvas with a short hole has space for more.
     """
     began = time.monotonic()
-    most = options.pop("max_new_tokens", None)
-    constraint = take_constraint(options)
-    constrained = any(value is not None for value in constraint.values())
-    prompt = plain_prompt(model.tokenizer, shown, shown.before)
-    base = base_request(model, prompt, max_new_tokens=1 if most is None else most, **options)
+    most = hole.max_new_tokens
+    candidates = hole.candidates
+    prompt = plain_prompt(info.tokenizer, shown, shown.before)
+    base = with_prompt(info, base, prompt, 1 if most is None else most)
     stop = base.stop
     base = replace(base, stop=())  # the pinned text may contain a stop string
-    canvas = base.canvas_length(model.config)
+    canvas = base.canvas_length(info.config)
     if canvas < LONGEST_HOLE:
         raise InputError(f"a canvas of {canvas} token is too short for a hole and the text after it")
-    if given is None:
+    if hole.lengths is None:
         limit = max(1, min(canvas // USUAL_HOLE if most is None else most, canvas // LONGEST_HOLE))
         trying = first_lengths(limit)
     else:
-        trying = _check_lengths(given, canvas - 1)
+        trying = _check_lengths(hole.lengths, canvas - 1)
         limit = trying[-1]
-    shown_before, dropped = heal(model, shown, stop, limit=canvas - limit - 1)
-    after = nearest_start(model.tokenizer, shown.after, canvas - limit - tokens_for(model, dropped))
-    pins = model.tokenizer.encode(after, bos=False)
+    shown_before, dropped = heal(info, shown, stop, limit=canvas - limit - 1)
+    after = nearest_start(info.tokenizer, shown.after, canvas - limit - tokens_for(info, dropped))
+    pins = info.tokenizer.encode(after, bos=False)
     base = replace(
         base,
-        prompt=plain_prompt(model.tokenizer, shown, shown_before),
-        guide=model.guides.within(dropped, after, **constraint),
+        prompt=plain_prompt(info.tokenizer, shown, shown_before),
+        guide=guide_within(info, dropped, after, constraint),
     )
 
     def request_for(length: int) -> HoleRequest:
-        hole_length = length + tokens_for(model, dropped)
+        hole_length = length + tokens_for(info, dropped)
         pinned = {hole_length + i: token for i, token in enumerate(pins)}
         request = replace(base, max_new_tokens=hole_length + len(pins), pins=pinned)
         return HoleRequest(request=request, hole_length=hole_length)
@@ -209,7 +185,7 @@ def _search(
     while trying:
         tried += trying
         requests = {length: request_for(length) for length in trying}
-        possible = [length for length in trying if not constrained or is_possible(requests[length].request)]
+        possible = [length for length in trying if constraint is None or is_possible(requests[length].request)]
         if not (possible or likeliest):
             requests[trying[-1]].request.reach.check()  # raises the reason
         lengths: list[int] = []  # of the candidates of this round
@@ -218,9 +194,9 @@ def _search(
             for request in candidates_of(requests[length].request, candidates):
                 lengths.append(length)
                 seeded.append(replace(requests[length], request=request))
-        filled = yield from fill_holes(model, seeded, dropped, stop)
-        joined = [model.tokenizer.encode(dropped + text + after, bos=False) for text in filled.texts]
-        scores = yield from score(base.prompt, joined, model.max_length, base.adapter)
+        filled = yield from fill_holes(info, seeded, dropped, stop)
+        joined = [info.tokenizer.encode(dropped + text + after, bos=False) for text in filled.texts]
+        scores = yield from score(base.prompt, joined, info.max_length, base.adapter)
         for i, length in enumerate(lengths):
             candidate = HoleCandidate(length=length, text=filled.texts[i], log_likelihood=scores[i])
             if length not in likeliest or candidate.log_likelihood > likeliest[length].log_likelihood:
@@ -228,8 +204,8 @@ def _search(
                 tokens[length] = filled.tokens[i]
         usages += [result.usage for result in filled.results]
         best = max(sorted(likeliest), key=lambda length: likeliest[length].log_likelihood)
-        is_late = seconds is not None and time.monotonic() - began >= seconds
-        trying = closer_lengths(sorted(tried), best) if given is None and not is_late else []
+        is_late = hole.seconds is not None and time.monotonic() - began >= hole.seconds
+        trying = closer_lengths(sorted(tried), best) if hole.lengths is None and not is_late else []
     return InfillResult(
         text=likeliest[best].text,
         tokens=tokens[best],

@@ -3,18 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-from gesso import renamed
-from gesso.constraints.constraint import NAMES
+from gesso.constraints.guide import Guide
+from gesso.constraints.spec import ConstraintSpec
 from gesso.engine.events import Result, Usage
 from gesso.engine.plan import Plan, generate, total_usage
 from gesso.engine.request import Request
 from gesso.errors import InputError
 from gesso.infill.boundary import after_beginning, before_stop, whole_characters
 from gesso.infill.holes import Hole
-from gesso.infill.model import InfillModel
-from gesso.settings import SHORT
+from gesso.request.info import ModelInfo
 
 
 @dataclass(frozen=True)
@@ -35,47 +33,43 @@ class Fillings:
         return total_usage([result.usage for result in self.results], len(self.tokens[chosen]))
 
 
-def base_request(model: InfillModel, prompt: Sequence[int], **options: Any) -> Request:
-    """Return a checked request that the requests for a hole are variations of."""
-    wrong = {"pins", "resume"} & set(options)
-    if wrong:
-        raise InputError(f"{min(wrong)} is an option of generate only; the text around the hole takes its place")
-    options = renamed.translated(options)
-    if options.get("preset") in (None, SHORT):  # only a canvas can use the text after the hole, whatever its speed
-        options = {"write": "canvas", **options}
-    # A healed prompt lacks the beginning of the new text, which only the constraint then determines.
-    request = replace(model.request(prompt, **options), free_first=False)
-    _check(model, request)
+def with_prompt(info: ModelInfo, base: Request, prompt: tuple[int, ...], max_new_tokens: int | None) -> Request:
+    """Return a checked variation of the base request, by default of the usual length."""
+    length = info.length_after(len(prompt), max_new_tokens)
+    request = replace(base, prompt=prompt, max_new_tokens=length)
+    _check(info, request)
     return request
 
 
-def take_constraint(options: dict[str, Any]) -> dict[str, Any]:
-    """Remove the constraint from the options: it applies to the hole only, not to everything that is generated."""
-    return {name: options.pop(name, None) for name in (*NAMES, "schema_options")}
+def guide_within(info: ModelInfo, before: str, after: str, constraint: ConstraintSpec | None) -> Guide | None:
+    """Return the guide for a text between two given texts, with the constraint on the text in the hole."""
+    if constraint is None:
+        return info.guides.within(before, after)
+    return info.guides.within(before, after, schema_options=constraint.schema_options, **constraint.given)
 
 
-def heal(model: InfillModel, shown: Hole, stop: Sequence[str], limit: int | None = None) -> tuple[str, str]:
+def heal(info: ModelInfo, shown: Hole, stop: Sequence[str], limit: int | None = None) -> tuple[str, str]:
     """Return the text before the hole without its healed end, and that end, which the model must write again.
 
     Nothing is dropped if the rest needs more than `limit` tokens.
     """
-    healed, dropped = model.healer.split(shown.before)
+    healed, dropped = info.healer.split(shown.before)
     # The engine looks for stop strings in the whole new text, the dropped text included.
     meets_stop = set(dropped) & set("".join(stop))
     # Pinned text after the hole must not be mistaken for dropped text, such as spaces before spaces.
     continues = any(shown.after.startswith(dropped[cut:]) for cut in range(1, len(dropped)))
-    too_long = limit is not None and tokens_for(model, dropped) > limit
+    too_long = limit is not None and tokens_for(info, dropped) > limit
     return (shown.before, "") if meets_stop or continues or too_long else (healed, dropped)
 
 
-def tokens_for(model: InfillModel, dropped: str) -> int:
+def tokens_for(info: ModelInfo, dropped: str) -> int:
     """Return how many tokens suffice to write dropped text: the search may replace a long token by shorter ones."""
-    guide = model.guides.within(dropped, "")
-    return 0 if guide is None else max(guide.shortest, token_count(model, dropped))
+    guide = info.guides.within(dropped, "")
+    return 0 if guide is None else max(guide.shortest, token_count(info, dropped))
 
 
-def token_count(model: InfillModel, text: str) -> int:
-    return len(model.tokenizer.encode(text, bos=False))
+def token_count(info: ModelInfo, text: str) -> int:
+    return len(info.tokenizer.encode(text, bos=False))
 
 
 def is_possible(request: Request) -> bool:
@@ -87,15 +81,13 @@ def is_possible(request: Request) -> bool:
     return True
 
 
-def fill_holes(
-    model: InfillModel, requests: Sequence[HoleRequest], dropped: str, stop: Sequence[str]
-) -> Plan[Fillings]:
+def fill_holes(info: ModelInfo, requests: Sequence[HoleRequest], dropped: str, stop: Sequence[str]) -> Plan[Fillings]:
     """Run requests in one batch and cut their texts to the hole: after the dropped text, and before a stop string."""
     for hole in requests:
-        _check(model, hole.request)
+        _check(info, hole.request)
     results = yield from generate([hole.request for hole in requests])
     pairs = list(zip(requests, results, strict=True))
-    texts = [_text(model, hole.hole_length, result, dropped) for hole, result in pairs]
+    texts = [_text(info, hole.hole_length, result, dropped) for hole, result in pairs]
     return Fillings(
         texts=[before_stop(text, stop) for text in texts],
         tokens=[result.tokens[: hole.hole_length] for hole, result in pairs],
@@ -103,19 +95,20 @@ def fill_holes(
     )
 
 
-def _text(model: InfillModel, hole_length: int, result: Result, dropped: str) -> str:
+def _text(info: ModelInfo, hole_length: int, result: Result, dropped: str) -> str:
     """Return the text that fills the hole, after the dropped text."""
     stopped = result.finish_reason == "stop" and len(result.tokens) <= hole_length
-    decode = model.decode if stopped else partial(whole_characters, model.decode)
-    return after_beginning(decode, model.guides.words, result.tokens[:hole_length], dropped)
+    text_of = info.tokenizer.text_of
+    decode = text_of if stopped else partial(whole_characters, text_of)
+    return after_beginning(decode, info.guides.words, result.tokens[:hole_length], dropped)
 
 
-def _check(model: InfillModel, request: Request) -> None:
-    prompt, limit = len(request.prompt), model.max_length
+def _check(info: ModelInfo, request: Request) -> None:
+    prompt, limit = len(request.prompt), info.max_length
     if prompt + request.max_new_tokens > limit:
         raise InputError(
             f"context overflow: the text around the hole has {prompt} tokens; with a canvas of up to "
             f"{request.max_new_tokens} they exceed the context of {limit}. Give context=N to show the model only the "
             "nearest N tokens of each side, or lower max_new_tokens"
         )
-    request.check(model.config, limit)
+    request.check(info.config, limit)

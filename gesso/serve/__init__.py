@@ -12,9 +12,9 @@ A request passes through these modules:
 
 1. `http/connections` limits open connections; `http/middleware` checks host, key and size; `http/app` has the handlers.
 2. `models` sends the body to `prepare/pool`, where clients take turns. In the child, `prepare/endpoints` checks the
-   fields (`fields`) and `prepare/builder` turns them into jobs. They return as a `prepare/request`.
+   fields (`fields`) and says what they ask for, `gesso.request.build` builds it, and `prepare/builder` encodes it.
 3. `generation` queues the jobs at the `supervisor`, which starts, watches and restarts the engine process and forwards
-   jobs to it (`protocol`: the messages, `fair_queue`: the order, `jobs`: a job and its events).
+   jobs to it (`wire`: the messages, `fair_queue`: the order, `jobs`: a job and its events).
 4. `openai/`, `anthropic`, `ollama` or `llama_cpp` turns the events of the jobs into a JSON answer or a stream
    (`http/sse`). `anthropic` and `ollama` also translate the fields of their requests into those of a chat or a
    completion.

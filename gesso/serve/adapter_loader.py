@@ -10,7 +10,7 @@ from gesso.api import Gesso
 from gesso.engine.faults import drop_frames, is_fatal
 from gesso.errors import GessoError
 from gesso.serve.pipe import Inbox, Send
-from gesso.serve.protocol import AdapterFailed, AdapterLoaded, LoadAdapter
+from gesso.serve.wire import AdapterFailed, AdapterLoaded, LoadAdapter
 
 
 class AdapterLoader:

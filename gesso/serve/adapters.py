@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from gesso.serve.errors import ApiError
 from gesso.serve.metrics import Metrics
-from gesso.serve.protocol import AdapterFailed, AdapterLoaded, LoadAdapter, Message, UnloadAdapter
+from gesso.serve.wire import AdapterFailed, AdapterLoaded, LoadAdapter, ToEngine, UnloadAdapter
 
 logger = logging.getLogger("gesso.serve")
 
@@ -35,7 +35,7 @@ class PendingLoad:
 
 class ServedAdapters:
     def __init__(
-        self, given: Mapping[str, str], most: int, metrics: Metrics, model: str, send: Callable[[Message], None]
+        self, given: Mapping[str, str], most: int, metrics: Metrics, model: str, send: Callable[[ToEngine], None]
     ) -> None:
         self.served = dict(given)  # directory by name, of the adapters that a new request may name
         self.retired: dict[str, Retired] = {}

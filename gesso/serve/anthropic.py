@@ -10,11 +10,11 @@ from gesso.chat.answer import Answer
 from gesso.chat.calls import ToolCall
 from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.errors import THREAD_UNSUPPORTED, ApiError
+from gesso.serve.form import AnswerForm
 from gesso.serve.generation import Generation
 from gesso.serve.http.sse import event
 from gesso.serve.models import ServedModel
-from gesso.serve.prepare.request import PreparedRequest
-from gesso.serve.protocol import Ended
+from gesso.serve.wire import Ended
 
 ERRORS = {
     401: "authentication_error",
@@ -41,37 +41,37 @@ def error_body(error: ApiError) -> dict[str, Any]:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
-    read = AnswerDeltas(model.tokenizer, chat=True, tools=request.tools, one_call=request.one_call).answer(
+def answer(model: ServedModel, generation: Generation) -> dict[str, Any]:
+    form = generation.form
+    read = AnswerDeltas(model.tokenizer, chat=True, tools=form.tools, one_call=form.one_call).answer(
         generation.ended[0]
     )
     content = [_thinking_block(read.thinking)] if read.thinking else []
     content += [_text_block(read.text)] if read.text else []
     content += [_tool_use_block(call, call.arguments) for call in read.tool_calls]
     return {
-        **_head(request),
+        **_head(form),
         "content": content or [_text_block("")],
         **_end(generation.ended[0], read),
         "usage": _usage(generation),
     }
 
 
-async def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
+async def stream(model: ServedModel, generation: Generation) -> AsyncGenerator[bytes]:
     try:
-        async with aclosing(_events(model, request, generation)) as events:
+        async with aclosing(_events(model, generation)) as events:
             async for data in events:
                 yield event(data, data["type"])
     except ApiError as error:
         yield event(error_body(error), "error")
 
 
-async def _events(
-    model: ServedModel, request: PreparedRequest, generation: Generation
-) -> AsyncGenerator[dict[str, Any]]:
-    usage = {"input_tokens": generation.jobs[0].prepared.prompt_tokens, "output_tokens": 0}
+async def _events(model: ServedModel, generation: Generation) -> AsyncGenerator[dict[str, Any]]:
+    form = generation.form
+    usage = {"input_tokens": generation.jobs[0].prompt.prompt_tokens, "output_tokens": 0}
     begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-    yield {"type": "message_start", "message": {**_head(request), **begun}}
-    answer, blocks = AnswerDeltas(model.tokenizer, chat=True, tools=request.tools, one_call=request.one_call), _Blocks()
+    yield {"type": "message_start", "message": {**_head(form), **begun}}
+    answer, blocks = AnswerDeltas(model.tokenizer, chat=True, tools=form.tools, one_call=form.one_call), _Blocks()
     async with aclosing(generation.deltas(answer)) as deltas:
         async for delta in deltas:
             for part in blocks.write(delta):
@@ -118,8 +118,8 @@ class _Blocks:
         return {"type": "content_block_delta", "index": self.index, "delta": {"type": kind, **fields}}
 
 
-def _head(request: PreparedRequest) -> dict[str, Any]:
-    return {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": request.model}
+def _head(form: AnswerForm) -> dict[str, Any]:
+    return {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": form.model}
 
 
 def _text_block(text: str) -> dict[str, Any]:

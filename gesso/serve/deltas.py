@@ -8,7 +8,7 @@ from gesso.chat.answer import Answer, AnswerParser, parse, read
 from gesso.chat.calls import ToolCall
 from gesso.chat.tokenizer import Tokenizer
 from gesso.engine.final_text import is_whole, text_between
-from gesso.serve.protocol import Ended
+from gesso.serve.wire import Ended
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class AnswerDeltas:
         return replace(answer, tool_calls=answer.tool_calls[: self._most_calls])
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        return self.tokenizer.decode([t for t in tokens if t < self.tokenizer.vocab_size], special=special)
+        return self.tokenizer.text_of(tokens, special=special)
 
     def _text_of(self, tokens: Sequence[int]) -> str:
         """Append tokens, and return the text up to the last whole one that was not returned before."""

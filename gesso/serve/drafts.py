@@ -4,8 +4,10 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from gesso.chat.tokenizer import Tokenizer
-from gesso.serve.protocol import Drafted
+from gesso.serve.wire import Drafted
 
 if TYPE_CHECKING:
     from gesso.engine.events import Draft
@@ -44,7 +46,7 @@ class DraftEvents:
         omitted = ("id",) if drafted.candidates else ("id", "candidates")
         return {
             "index": index,
-            **{name: value for name, value in vars(drafted).items() if name not in omitted},
+            **{name: value for name, value in structs.asdict(drafted).items() if name not in omitted},
             "text": self.tokenizer.decode(tokens),
             "pieces": dict(zip(new, self.tokenizer.pieces(new), strict=True)),
             "special": [token for token in new if token in self.tokenizer.special_ids],

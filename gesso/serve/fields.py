@@ -1,6 +1,7 @@
 """The fields that several endpoints share. Unknown fields are rejected by name, unless `gesso.serve.leniency` has
 removed them."""
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import (
@@ -19,6 +20,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from gesso import renamed
+from gesso.constraints.schema.options import SchemaOptions
+from gesso.constraints.spec import ConstraintSpec
 from gesso.errors import InputError
 from gesso.settings import OPTIONS, Setting
 
@@ -210,23 +213,32 @@ class SchemaOptionFields(Fields):
     open: bool = Field(default=False, description="Everything that the schema does not forbid.")
 
 
-class Constraint(Fields):
+def with_options(constraint: ConstraintSpec | None, options: SchemaOptionFields | None) -> ConstraintSpec | None:
+    """Return a constraint with the options of its JSON schema."""
+    if options is None:
+        return constraint
+    if constraint is None or constraint.json_schema is None:
+        raise InputError("schema_options: they need a JSON schema; leave them out")
+    return replace(constraint, schema_options=SchemaOptions(**options.model_dump()))
+
+
+class ConstraintFields(Fields):
     """A constraint on the text, with the names of the Python API. At most one may be given."""
 
     choice: Texts | None = Field(default=None, description="Texts to choose from.")
     regex: str | None = Field(default=None, description="A regular expression in Rust's syntax.")
     grammar: str | None = Field(default=None, description="A grammar in EBNF.")
 
-    def constraint(self, json_schema: dict[str, Any] | bool | None = None) -> dict[str, Any] | None:
-        """Return the constraint as {name: value}, or None."""
+    def constraint_with(self, json_schema: dict[str, Any] | bool | None = None) -> ConstraintSpec | None:
+        """Return the constraint, which may be a schema that another field has."""
         named = {"choice": self.choice, "regex": self.regex, "grammar": self.grammar, "json_schema": json_schema}
-        given = {name: value for name, value in named.items() if value is not None}
+        given = [name for name, value in named.items() if value is not None]
         if len(given) > 1:
             raise InputError(f"{' and '.join(given)} were given; only one constraint is allowed")
-        return given or None
+        return ConstraintSpec(**named) if given else None  # type: ignore[arg-type]
 
 
-class Choices(Common, Constraint):
+class Choices(Common, ConstraintFields):
     n: Count = 1
     max_tokens: Limit = None
     stop: Stop = []

@@ -2,63 +2,91 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from gesso.errors import ConstraintError
 from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.errors import ApiError
-from gesso.serve.jobs import Job, JobEvent
-from gesso.serve.protocol import ENGINE_DIED, Ended, Failed, Logprobs, Settled
-from gesso.serve.settings import ServerLimits
-from gesso.serve.supervisor import Supervisor
+from gesso.serve.form import AnswerForm
+from gesso.serve.jobs import AnswerJob, CompiledRequest, JobEvent, Mailbox, Outdated
+from gesso.serve.models import Models, ServedModel
+from gesso.serve.wire import (
+    ENGINE_DIED,
+    INVALID_ANSWER,
+    AnswerChecked,
+    CheckAnswer,
+    Ended,
+    Logprobs,
+    RequestFailed,
+    Settled,
+)
 
-Check = Callable[[Ended], Awaitable[str | None]]  # returns what is wrong with an answer
 # How an answer ended. `invalid`: the engine rejected the request, or no attempt was valid under its schema. `failed`:
 # any other fault of the server.
 Outcome = Literal["ok", "client_left", "timeout", "engine_died", "invalid", "failed"]
-INVALID_ANSWER, TIMEOUT = "invalid_answer", "timeout"  # codes of errors
+TIMEOUT = "timeout"  # code of an error
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentBody:
+    """A body that a client has sent to an endpoint."""
+
+    endpoint: str
+    body: bytes
+    client: str
 
 
 class Generation:
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        limits: ServerLimits,
-        jobs: Sequence[Job],
-        check: Check | None = None,
-        attempts: int = 1,
-    ) -> None:
-        """Queue the jobs. Raise a 429 if the queue is full.
+    """The answers to one HTTP request."""
 
-        An answer in which `check` finds a problem is written again, until there were `attempts`.
-        """
-        self.supervisor, self.limits, self.jobs, self.check, self.attempts = supervisor, limits, jobs, check, attempts
-        self.ended: dict[int, Ended] = {}  # by choice
+    def __init__(self, models: Models, sent: SentBody, request: CompiledRequest) -> None:
+        """Queue the jobs. Raise a 429 if the queue is full."""
+        self.models = models
+        self.sent = sent
+        self.request = request
+        self.model: ServedModel = models.of(request.prepared.form.served)
+        self.supervisor = self.model.supervisor
+        self.limits = self.model.settings.limits
+        self.mailbox = Mailbox()
+        count = len(request.prepared.prompts) * request.prepared.choices
+        self.jobs = [
+            AnswerJob(
+                id=next(self.supervisor.ids), client=sent.client, request=request, mailbox=self.mailbox, index=index
+            )
+            for index in range(count)
+        ]
+        self.ended: dict[int, Ended] = {}  # by the index of a job
         self.error: ApiError | None = None  # that ended the answer
         self.is_complete = False
-        supervisor.submit(jobs)
+        self.supervisor.submit(self.jobs)
 
-    async def events(self) -> AsyncGenerator[tuple[Job, JobEvent]]:
+    @property
+    def form(self) -> AnswerForm:
+        return self.request.prepared.form
+
+    async def events(self) -> AsyncGenerator[tuple[AnswerJob, JobEvent]]:
         """Yield all events until every job has ended. Leaving early or failing cancels the jobs."""
         deadline = asyncio.get_running_loop().time() + self.limits.timeout
         try:
             while len(self.ended) < len(self.jobs):
                 async with asyncio.timeout_at(deadline):
-                    job, event = await self.jobs[0].mailbox.get()
-                    if isinstance(event, Ended) and not await self._is_valid(job, event):
+                    job, event = await self.mailbox.get()
+                    if isinstance(event, Outdated):
+                        await self._prepare_again()
                         continue
-                if isinstance(event, Failed):
+                    if isinstance(event, CheckAnswer):
+                        await self._check(job, event)
+                        continue
+                if isinstance(event, RequestFailed):
                     raise ApiError(400 if event.by_input else 500, event.message, code=event.code)
                 if isinstance(event, Logprobs):
                     job.logprobs += event.entries
                     continue
                 if isinstance(event, Ended):
                     del job.logprobs[len(event.tokens) :]  # a stop string may have removed tokens
-                    work = {name: event.usage[name] + job.spent[name] for name in job.spent}
-                    self.ended[job.index] = event = replace(event, usage=event.usage | work)
+                    self.ended[job.index] = event
                     self.supervisor.metrics.count(event.usage)
                 yield job, event
             self.is_complete = True
@@ -72,21 +100,21 @@ class Generation:
         finally:
             self.cancel()
 
-    async def _is_valid(self, job: Job, ended: Ended) -> bool:
-        """Check an answer. If it is not valid, queue the job again, or raise an error after the last attempt.
+    async def _prepare_again(self) -> None:
+        """Prepare the request with what the engine has reported, unless that has been done for another job of it."""
+        if not self.supervisor.is_outdated(self.jobs[0]):
+            return
+        self.request = await self.models.compiled(self.sent.endpoint, self.sent.body, self.sent.client)
+        for job in self.jobs:
+            job.request = self.request
+        self.supervisor.send_waiting()
 
-        An answer that was cut off, or written without its constraint, is not checked.
-        """
-        if self.check is None or not ended.constrained or ended.finish_reason != "stop" or ended.stop is not None:
-            return True
-        problem = await self.check(ended)
-        if problem is None:
-            return True
-        if job.attempt + 1 >= self.attempts:
-            raise ApiError(500, str(ConstraintError(problem, self.attempts)), code=INVALID_ANSWER)
-        job.try_again(ended.usage)
-        self.supervisor.submit_again(job)
-        return False
+    async def _check(self, job: AnswerJob, answer: CheckAnswer) -> None:
+        """Check an answer, and tell the engine, which writes one that is not valid again."""
+        problem = await self.models.pool.check(self.form, answer, self.sent.client)
+        if problem is not None:
+            job.drop_attempt(answer)
+        self.supervisor.send(AnswerChecked(job.id, problem))
 
     async def deltas(self, answer: AnswerDeltas) -> AsyncGenerator[Delta]:
         """Yield the parts of the only answer of this request, as they settle."""
@@ -139,7 +167,7 @@ class Generation:
                 if isinstance(event, Ended):
                     self.note_text(job)
 
-    def note_text(self, job: Job) -> None:
+    def note_text(self, job: AnswerJob) -> None:
         """Record the time of a job's first text."""
         if job.first_text_at is None:
             job.first_text_at = time.monotonic()
@@ -157,7 +185,7 @@ class Generation:
 
         # Choices share their prompt, which is counted once. A choice that has not begun has read no prompt.
         prompts = {
-            job.prepared.prompt: usage for job, usage in zip(self.jobs, usages, strict=True) if usage["prompt_tokens"]
+            job.prompt_index: usage for job, usage in zip(self.jobs, usages, strict=True) if usage["prompt_tokens"]
         }
         prompt_tokens = sum(usage["prompt_tokens"] for usage in prompts.values())
         cached = sum(usage["cached_tokens"] for usage in prompts.values())

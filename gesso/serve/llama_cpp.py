@@ -16,11 +16,11 @@ import gesso
 from gesso.chat.tokenizer import FILL
 from gesso.serve.deltas import AnswerDeltas
 from gesso.serve.fields import Common, Count, Fields, Ignored, LenientFields, Texts, Tokens, example
+from gesso.serve.form import AnswerForm, LlamaCppForm
 from gesso.serve.generation import Generation
-from gesso.serve.jobs import Job
+from gesso.serve.jobs import AnswerJob
 from gesso.serve.models import ServedModel
-from gesso.serve.prepare.request import PreparedRequest
-from gesso.serve.protocol import Ended
+from gesso.serve.wire import Ended
 
 STOP_STRINGS = 64  # Continue sends those of its templates and of the language of the file together
 
@@ -135,36 +135,38 @@ class LlamaCppTokenizeFields(Fields):
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> bytes:
+def answer(model: ServedModel, generation: Generation) -> bytes:
     """Return one answer, or a list if several were asked for.
 
     The JSON has no space after a colon: llama.vim looks for `"content":"` before it parses an answer.
     """
+    form = generation.form
     if not generation.jobs:
-        return _json(_selected(request, _without_text(request) | _warnings(request)))
+        return _json(_selected(form, _without_text(form) | _warnings(form)))
     answers = []
     for job in generation.jobs:
         ended = generation.ended[job.index]
-        text = before_dedent(ended.text, request.echo["n_indent"])
-        answers.append(_selected(request, _whole(request, job, ended, text) | _warnings(request)))
+        text = before_dedent(ended.text, _details(form).n_indent)
+        answers.append(_selected(form, _whole(form, job, ended, text) | _warnings(form)))
     return _json(answers if len(answers) > 1 else answers[0])
 
 
-async def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
+async def stream(model: ServedModel, generation: Generation) -> AsyncGenerator[bytes]:
     """Yield the parts of the only answer. The last one has no text. There is no `[DONE]`.
 
     The text of a hole is one part: it is known only at the end.
     """
+    form = generation.form
     answer = AnswerDeltas(model.tokenizer, chat=False)
     async with aclosing(generation.deltas(answer)) as deltas:
         async for delta in deltas:
-            text = before_dedent(delta.text, request.echo["n_indent"])
+            text = before_dedent(delta.text, _details(form).n_indent)
             yield _event({"index": 0, "content": text, "tokens": [], "stop": False})
     if not generation.jobs:
-        yield _event(_selected(request, _without_text(request)))
+        yield _event(_selected(form, _without_text(form)))
         return
     (job,) = generation.jobs
-    yield _event(_selected(request, _whole(request, job, generation.ended[0], "")))
+    yield _event(_selected(form, _whole(form, job, generation.ended[0], "")))
 
 
 def before_dedent(text: str, indent: int) -> str:
@@ -189,7 +191,7 @@ def properties(model: ServedModel, name: str) -> dict[str, Any]:
     }
 
 
-def _whole(request: PreparedRequest, job: Job, ended: Ended, text: str) -> dict[str, Any]:
+def _whole(form: AnswerForm, job: AnswerJob, ended: Ended, text: str) -> dict[str, Any]:
     """Return a complete answer. Prompt and text have one duration: a batch's passes run both."""
     usage = ended.usage
     milliseconds = 1000 * (time.monotonic() - job.created_at)
@@ -199,13 +201,13 @@ def _whole(request: PreparedRequest, job: Job, ended: Ended, text: str) -> dict[
         "content": text,
         "tokens": [],
         "stop": True,
-        "model": request.model,
+        "model": form.model,
         "tokens_predicted": new,
         "tokens_evaluated": usage["prompt_tokens"],
         "tokens_cached": usage["cached_tokens"],
-        "generation_settings": {**request.echo["settings"], "seed": ended.seed},
+        "generation_settings": {**_details(form).settings, "seed": ended.seed},
         "has_new_line": "\n" in ended.text,
-        "truncated": request.echo["truncated"],
+        "truncated": _details(form).truncated,
         "stop_type": _stop_type(ended),
         "stopping_word": ended.stop or "",
         "timings": {
@@ -222,33 +224,38 @@ def _whole(request: PreparedRequest, job: Job, ended: Ended, text: str) -> dict[
     }
 
 
+def _details(form: AnswerForm) -> LlamaCppForm:
+    assert isinstance(form.details, LlamaCppForm)
+    return form.details
+
+
 def _stop_type(ended: Ended) -> str:
     if ended.stop is not None:
         return "word"
     return "limit" if ended.finish_reason == "length" else "eos"
 
 
-def _without_text(request: PreparedRequest) -> dict[str, Any]:
+def _without_text(form: AnswerForm) -> dict[str, Any]:
     """Return the answer to a request for no tokens, which editors send before they need a text."""
     return {
         "index": 0,
         "content": "",
         "tokens": [],
         "stop": True,
-        "model": request.model,
-        "generation_settings": request.echo["settings"],
-        "truncated": request.echo["truncated"],
+        "model": form.model,
+        "generation_settings": _details(form).settings,
+        "truncated": _details(form).truncated,
         "stop_type": "limit",
     }
 
 
-def _warnings(request: PreparedRequest) -> dict[str, Any]:
-    return {"warnings": request.warnings} if request.warnings else {}
+def _warnings(form: AnswerForm) -> dict[str, Any]:
+    return {"warnings": form.warnings} if form.warnings else {}
 
 
-def _selected(request: PreparedRequest, answer: dict[str, Any]) -> dict[str, Any]:
+def _selected(form: AnswerForm, answer: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of an answer that `response_fields` names, each under its whole path; by default all of it."""
-    paths: Sequence[str] = request.echo["response_fields"]
+    paths: Sequence[str] = _details(form).response_fields
     if not paths:
         return answer
     selected: dict[str, Any] = {}

@@ -1,45 +1,53 @@
 """The models of a server: the main one, and bundled ones whose engines start with their first request."""
 
-from dataclasses import replace
+import dataclasses
 from functools import partial
+
+from msgspec.structs import replace
 
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.source import locate
 from gesso.serve.adapter_follower import AdapterFollower, Board
+from gesso.serve.entry import ModelEntry, entry_of
 from gesso.serve.errors import ApiError
-from gesso.serve.generation import Check
-from gesso.serve.jobs import Job, Mailbox
+from gesso.serve.jobs import CompiledRequest
 from gesso.serve.metrics import Metrics
-from gesso.serve.prepare.frontend import ModelFrontend, frontend_of
 from gesso.serve.prepare.pool import PreparePool
-from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import ServerSettings
 from gesso.serve.stored import ResponseStore
 from gesso.serve.supervisor import Supervisor
+from gesso.serve.wire import ModelState, Prepared, Readiness, Reply
 
 
 class ServedModel:
     def __init__(self, settings: ServerSettings, metrics: Metrics, stored: ResponseStore) -> None:
         self.settings, self.stored = settings, stored
-        self.frontend = ModelFrontend(settings)
+        self.entry = ModelEntry(settings)
         self.supervisor = Supervisor(settings.engine, settings.limits, metrics, settings.name, settings.shared)
-        self.frontend.adapters = self.supervisor.adapters.served
+        self.entry.adapters = self.supervisor.adapters.served
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self.frontend.tokenizer
+        return self.entry.tokenizer
+
+    @property
+    def readiness(self) -> Readiness:
+        """What the engine has reported, or while it loads what is assumed of it."""
+        ready = self.supervisor.ready
+        return self.entry.guess if ready is None else ready.readiness
+
+    @property
+    def state(self) -> ModelState:
+        return ModelState(readiness=self.readiness, adapters=list(self.entry.adapters))
 
     @property
     def context(self) -> int:
-        """The context that the engine chose, or the longest it may choose while it loads."""
-        ready = self.supervisor.ready
-        return self.frontend.longest if ready is None else ready.max_length
+        return self.readiness.max_length
 
     @property
     def accepts_images(self) -> bool:
         """Whether the model accepts images. While it loads, whether it may."""
-        ready = self.supervisor.ready
-        return self.frontend.may_see and (ready is None or ready.vision)
+        return self.entry.may_see and self.readiness.vision
 
 
 class Models:
@@ -56,53 +64,37 @@ class Models:
 
     @property
     def names(self) -> list[str]:
-        return [name for model in self.all for name in model.frontend.models]
+        return [name for model in self.all for name in model.entry.models]
 
     def of(self, name: str | None) -> ServedModel:
         """Return the model with this name, or the model of the adapter with this name."""
-        frontend = frontend_of([model.frontend for model in self.all], name)
-        return next(model for model in self.all if model.frontend is frontend)
+        entry = entry_of([model.entry for model in self.all], name)
+        return next(model for model in self.all if model.entry is entry)
 
-    async def prepare(self, endpoint: str, body: bytes, client: str) -> tuple[bytes, bytes]:
-        """Run the task of an endpoint in the prepare process. Return a JSON head and a blob."""
-        contexts = {model.frontend.name: model.context for model in self.all}
-        adapters = {model.frontend.name: list(model.frontend.adapters) for model in self.all}
-        accepts_images = {model.frontend.name: model.accepts_images for model in self.all}
-        fetch = partial(self.stored.fetch, client)
-        return await self.pool.prepare(endpoint, body, client, contexts, adapters, accepts_images, fetch)
+    async def prepare(self, endpoint: str, body: bytes, client: str) -> Prepared | Reply:
+        """Run the task of an endpoint in the prepare process."""
+        models = {model.entry.name: model.state for model in self.all}
+        return await self.pool.prepare(endpoint, body, client, models, partial(self.stored.fetch, client))
 
-    async def prepare_jobs(
-        self, endpoint: str, body: bytes, client: str
-    ) -> tuple[ServedModel, PreparedRequest, list[Job]]:
-        """Prepare a request and compile its constraint. The jobs are not queued yet."""
-        request = PreparedRequest.decode(*await self.prepare(endpoint, body, client))
-        model, compiled = self.of(request.served), b""
-        if request.constraint is not None:
-            found = await self.pool.compile(request.constraint, client)
-            compiled, request = found.blob, replace(request, warnings=[*request.warnings, *found.warnings])
-        mailbox = Mailbox()
-        jobs = [
-            Job(
-                id=next(model.supervisor.ids),
-                client=client,
-                prepared=prepared,
-                mailbox=mailbox,
-                index=index,
-                adapter=request.adapter,
-                images=request.images,
-                constraint=compiled,
-            )
-            for index, prepared in enumerate(request.jobs)
-        ]
-        return model, request, jobs
+    async def reply(self, endpoint: str, body: bytes, client: str) -> bytes:
+        """Return the answer of an endpoint that needs no engine, as JSON."""
+        answer = await self.prepare(endpoint, body, client)
+        assert isinstance(answer, Reply)
+        return answer.content
 
-    def check_of(self, request: PreparedRequest, client: str) -> Check | None:
-        """Return the check of the request's answers, if they have a schema."""
-        return (lambda ended: self.pool.check(request, ended, client)) if request.checked_by else None
+    async def compiled(self, endpoint: str, body: bytes, client: str) -> CompiledRequest:
+        """Prepare a request and compile its constraint."""
+        prepared = await self.prepare(endpoint, body, client)
+        assert isinstance(prepared, Prepared)
+        if prepared.constraint is None:
+            return CompiledRequest(prepared=prepared)
+        compiled = await self.pool.compile(prepared.constraint, client)
+        form = replace(prepared.form, warnings=[*prepared.form.warnings, *compiled.warnings])
+        return CompiledRequest(prepared=replace(prepared, form=form), term=memoryview(compiled.term))
 
     async def load_adapter(self, name: str, directory: str) -> None:
         """Load an adapter of the main model, and serve it under a name that no other model has."""
-        if any(name == model.frontend.name for model in self.all):
+        if any(name == model.entry.name for model in self.all):
             message = f"{name!r} is the name of a model; give the adapter another name"
             raise ApiError(400, message, param="lora_name", code="adapter_exists")
         if self.follower is not None:
@@ -140,8 +132,10 @@ class Models:
 def with_images(settings: ServerSettings) -> ServerSettings:
     """Return the settings with `images` set, from the configuration of the checkpoint alone."""
     engine = settings.engine
-    return replace(settings, images=not engine.text_only and locate(engine.model).config.has_image_tokens)
+    return dataclasses.replace(settings, images=not engine.text_only and locate(engine.model).config.has_image_tokens)
 
 
 def _bundled(settings: ServerSettings, name: str) -> ServerSettings:
-    return replace(settings, name=name, engine=replace(settings.engine, model=name, adapters={}))
+    return dataclasses.replace(
+        settings, name=name, engine=dataclasses.replace(settings.engine, model=name, adapters={})
+    )

@@ -28,13 +28,13 @@ from gesso.serve.fields import (
     Temperature,
     example,
 )
+from gesso.serve.form import AnswerForm, OllamaForm
 from gesso.serve.generation import Generation
 from gesso.serve.image_parts import base64_part, content_of
 from gesso.serve.leniency import REASONS, UNSUPPORTED
 from gesso.serve.models import ServedModel
 from gesso.serve.openai.chat_fields import ChatFields
 from gesso.serve.openai.text_fields import CompletionFields
-from gesso.serve.prepare.request import PreparedRequest
 
 VERSION = "0.12.0"  # of Ollama: clients check that a server is recent enough for the features they use
 FAMILY = "diffusion_gemma"
@@ -312,32 +312,39 @@ def description(context: int, capabilities: list[str]) -> dict[str, Any]:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
-    answer = AnswerDeltas(model.tokenizer, chat=request.echo["template"], tools=request.tools)
+def answer(model: ServedModel, generation: Generation) -> dict[str, Any]:
+    form = generation.form
+    answer = AnswerDeltas(model.tokenizer, chat=_details(form).template, tools=form.tools)
     whole = answer.end(generation.ended[0]) if generation.jobs else Delta()
-    return {**_part(request, whole), **_end(request, generation, answer.final)}
+    return {**_part(form, whole), **_end(form, generation, answer.final)}
 
 
-async def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
-    answer = AnswerDeltas(model.tokenizer, chat=request.echo["template"], tools=request.tools)
+async def stream(model: ServedModel, generation: Generation) -> AsyncGenerator[bytes]:
+    form = generation.form
+    answer = AnswerDeltas(model.tokenizer, chat=_details(form).template, tools=form.tools)
     try:
         async with aclosing(generation.deltas(answer)) as deltas:
             async for delta in deltas:
-                yield _line({**_part(request, delta), "done": False})
-        yield _line({**_part(request, Delta()), **_end(request, generation, answer.final)})
+                yield _line({**_part(form, delta), "done": False})
+        yield _line({**_part(form, Delta()), **_end(form, generation, answer.final)})
     except ApiError as error:
         yield _line(error_body(error))
+
+
+def _details(form: AnswerForm) -> OllamaForm:
+    assert isinstance(form.details, OllamaForm)
+    return form.details
 
 
 def _line(data: dict[str, Any]) -> bytes:
     return json.dumps(data, separators=(",", ":")).encode() + b"\n"
 
 
-def _part(request: PreparedRequest, delta: Delta) -> dict[str, Any]:
+def _part(form: AnswerForm, delta: Delta) -> dict[str, Any]:
     """Return a part of an answer, or a whole one: a message of /api/chat, or a text of /api/generate."""
-    head = {"model": request.model, "created_at": _written(time.time())}
+    head = {"model": form.model, "created_at": _written(time.time())}
     thinking = {"thinking": delta.thinking} if delta.thinking else {}
-    if not request.echo["message"]:
+    if not _details(form).message:
         return {**head, "response": delta.text, **thinking}
     message: dict[str, Any] = {"role": "assistant", "content": delta.text, **thinking}
     if delta.calls:
@@ -346,13 +353,13 @@ def _part(request: PreparedRequest, delta: Delta) -> dict[str, Any]:
     return {**head, "message": message}
 
 
-def _end(request: PreparedRequest, generation: Generation, read: Answer) -> dict[str, Any]:
+def _end(form: AnswerForm, generation: Generation, read: Answer) -> dict[str, Any]:
     """Return the fields of the last part. Prompt and answer have one duration: a batch's passes run both.
 
     Ollama's API has neither the seed nor calls that cannot be read.
     """
     if not generation.jobs:
-        return {"done": True, "done_reason": request.echo["done_reason"]}
+        return {"done": True, "done_reason": _details(form).done_reason}
     ended, usage = generation.ended[0], generation.usage()
     nanoseconds = int(1e9 * (time.monotonic() - generation.jobs[0].created_at))
     return {

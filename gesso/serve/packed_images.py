@@ -1,4 +1,4 @@
-"""Prepared images on their way to the engine: shapes in the JSON of a message, and pixels in its blob.
+"""Prepared images on their way to the engine: their shapes, and the pixels of all of them.
 
 Imports no torch: the request reader packs them, and the engine process unpacks them.
 """
@@ -19,12 +19,12 @@ def pack(images: Iterable[Image]) -> tuple[list[Shape], bytes]:
     return shapes, b"".join(np.ascontiguousarray(image.patches).tobytes() for image in different)
 
 
-def unpack(shapes: Sequence[Sequence[int]], blob: bytes) -> tuple[tuple[Image, ...], bytes]:
-    """Return the images at the beginning of a blob, and the rest of it. The pixels are not copied."""
+def unpack(shapes: Sequence[Shape], pixels: memoryview) -> tuple[Image, ...]:
+    """Return the images with these shapes. The pixels are not copied."""
     images, start = [], 0
     for rows, columns, tokens, values in shapes:
         count = rows * columns * values
-        patches = np.frombuffer(blob, np.uint8, count, start).reshape(rows * columns, values)
+        patches = np.frombuffer(pixels, np.uint8, count, start).reshape(rows * columns, values)
         images.append(Image(patches, rows, columns, tokens))
         start += count
-    return tuple(images), blob[start:]
+    return tuple(images)

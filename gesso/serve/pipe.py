@@ -5,21 +5,31 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import IO
 
-from gesso.serve.protocol import SIZES, Failed, FrameTooLarge, Heartbeat, Message, decode, encode, sizes
+from msgspec.structs import replace
 
-Send = Callable[[Message], None]
-Delivery = tuple[Message, bytes] | Callable[[], None]  # a message, or a call from the side thread
+from gesso.serve.wire import (
+    SIZE,
+    FrameTooLarge,
+    FromEngine,
+    Heartbeat,
+    RequestFailed,
+    ToEngine,
+    frame,
+    size_of,
+    to_engine,
+)
+
+Send = Callable[[FromEngine], None]
+Delivery = ToEngine | Callable[[], None]  # a message, or a call from the side thread
 Inbox = queue.SimpleQueue[Delivery]
 BEAT_SECONDS = 1.0
 
 
 def read(pipe: IO[bytes], inbox: Inbox) -> None:
-    while len(prefix := pipe.read(SIZES.size)) == SIZES.size:
-        head, blob = sizes(prefix)
-        inbox.put((decode(pipe.read(head)), pipe.read(blob)))
+    while len(prefix := pipe.read(SIZE.size)) == SIZE.size:
+        inbox.put(to_engine.decode(pipe.read(size_of(prefix))))
     os._exit(0)  # the server is gone, so nobody can read an answer
 
 
@@ -31,11 +41,11 @@ class Pipe:
         os.dup2(2, 1)  # keep stray prints out of the messages
         self._lock = threading.Lock()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: FromEngine) -> None:
         try:
-            data = encode(message)
+            data = frame(message)
         except FrameTooLarge as error:
-            data = encode(Failed(getattr(message, "id", 0), str(error), by_input=False))
+            data = frame(RequestFailed(id=getattr(message, "id", 0), message=str(error), by_input=False))
         with self._lock:
             view = memoryview(data)
             while view:

@@ -22,8 +22,8 @@ from gesso.memory.device import keep_within, peak_bytes, restart_peak
 from gesso.memory.workspace import IMAGE_TOKENS
 from gesso.serve import auto
 from gesso.serve.pipe import Send
-from gesso.serve.protocol import Loading
 from gesso.serve.settings import EngineSettings
+from gesso.serve.wire import Loading
 from gesso.settings import BY_TOKEN, Diffusion, WriteName
 
 CAPTURE_SECONDS = 6.0  # for captures before the engine is ready

@@ -1,7 +1,7 @@
 """Start, watch and restart the engine process, and send requests to it.
 
 The server process handles HTTP, the queue and detokenization on one event loop. The model runs in a child process
-(`gesso.serve.worker`) that exchanges messages (`gesso.serve.protocol`) over stdin and stdout. Handlers and denoising
+(`gesso.serve.worker`) that exchanges messages (`gesso.serve.wire`) over stdin and stdout. Handlers and denoising
 steps therefore cannot delay each other. If the engine dies (memory, a driver, `kill -9`), the server stays up, reports
 it and starts another.
 
@@ -23,38 +23,40 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from gesso.memory.allocator import allocator_settings
 from gesso.serve.adapters import ServedAdapters
 from gesso.serve.errors import ApiError
 from gesso.serve.fair_queue import FairQueue
-from gesso.serve.jobs import Job
+from gesso.serve.jobs import AnswerJob, Outdated
 from gesso.serve.keys import without_keys
 from gesso.serve.metrics import Metrics
-from gesso.serve.protocol import (
+from gesso.serve.settings import QUEUE_SHARE, EngineSettings, ServerLimits, places_of_plan
+from gesso.serve.wire import (
     ENGINE_DIED,
     AdapterFailed,
     AdapterLoaded,
     Broken,
     Cancel,
+    CheckAnswer,
     Drafted,
     Ended,
-    Failed,
     FrameTooLarge,
+    FromEngine,
     Heartbeat,
     Loading,
     Logprobs,
-    Message,
     Ready,
+    RequestFailed,
     Settled,
     Started,
-    decode,
-    encode,
+    ToEngine,
+    frame,
+    from_engine,
     read_frame,
 )
-from gesso.serve.settings import QUEUE_SHARE, EngineSettings, ServerLimits, places_of_plan
 
 logger = logging.getLogger("gesso.serve")
 
@@ -76,11 +78,9 @@ class Supervisor:
         self.failure: str | None = None  # why loading failed, or why the last engine was replaced
         self.on_broken: Callable[[], None] = lambda: None
         self.ids = itertools.count(1)
-        self.waiting: FairQueue[Job] = FairQueue()
-        self.running: dict[int, Job] = {}  # sent to the engine
-        self.adapters = ServedAdapters(
-            settings.adapters, limits.max_adapters, metrics, name, lambda message: self._send(encode(message))
-        )
+        self.waiting: FairQueue[AnswerJob] = FairQueue()
+        self.running: dict[int, AnswerJob] = {}  # sent to the engine
+        self.adapters = ServedAdapters(settings.adapters, limits.max_adapters, metrics, name, self.send)
         self.beat = 0.0  # time of the last heartbeat
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
@@ -88,7 +88,7 @@ class Supervisor:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def submit(self, jobs: Sequence[Job]) -> None:
+    def submit(self, jobs: Sequence[AnswerJob]) -> None:
         """Queue the jobs of one HTTP request, all or none."""
         if self.state == "broken":
             raise ApiError(503, f"the model cannot be loaded: {self.failure}")
@@ -106,21 +106,29 @@ class Supervisor:
             raise self._queue_full(f"waiting and running requests have {tokens} tokens, and the limit is {limit}")
         for job in jobs:
             self.waiting.put(job)
+        self._report_outdated(jobs)
         self._send_jobs()
 
-    def submit_again(self, job: Job) -> None:
-        """Queue a job for another attempt, before the jobs of others: its client has waited for the first one."""
-        if self.state == "broken":
-            raise ApiError(503, f"the model cannot be loaded: {self.failure}")
-        self.waiting.put_back(job)
+    def _report_outdated(self, jobs: Iterable[AnswerJob]) -> None:
+        """Have jobs prepared again that the newest engine cannot run as they are. They keep their places."""
+        for job in jobs:
+            if self.is_outdated(job):
+                job.report(Outdated())
+
+    def is_outdated(self, job: AnswerJob) -> bool:
+        """Return whether a job was prepared with another readiness than that of the newest engine."""
+        return self.ready is not None and job.request.prepared.readiness != self.ready.readiness
+
+    def send_waiting(self) -> None:
+        """Send the jobs that can run now, such as those that have been prepared again."""
         self._send_jobs()
 
-    def cancel(self, jobs: Sequence[Job]) -> None:
+    def cancel(self, jobs: Sequence[AnswerJob]) -> None:
         """Drop jobs whose client has left. Jobs that have ended are not affected."""
         for job in jobs:
             self.waiting.remove(job)
             if self.running.pop(job.id, None) is not None:
-                self._send(encode(Cancel(job.id)))
+                self.send(Cancel(job.id))
         self._send_jobs()
 
     def unload_adapter(self, name: str) -> None:
@@ -152,8 +160,10 @@ class Supervisor:
         self.metrics.waiting.labels(self.name).set(len(self.waiting))
         self.metrics.running.labels(self.name).set(len(self.running))
 
-    def _can_run(self, job: Job) -> bool:
-        """Whether the engine has the job's adapter, and a slot of the batch stays free for other clients."""
+    def _can_run(self, job: AnswerJob) -> bool:
+        """Whether the engine can run the job as it is, and a slot of the batch stays free for other clients."""
+        if self.is_outdated(job):
+            return False
         if job.adapter is not None and job.adapter not in self.adapters.attached:
             return False
         if not self.shared or self.max_batch == 1:
@@ -161,8 +171,8 @@ class Supervisor:
         own = [other for other in self.running.values() if other.client == job.client]
         return sum(map(self._slots, own)) + self._slots(job) < self.max_batch or not own
 
-    def _slots(self, job: Job) -> int:
-        return places_of_plan(self.max_batch, self.ready.device) if job.prepared.planned and self.ready else 1
+    def _slots(self, job: AnswerJob) -> int:
+        return places_of_plan(self.max_batch, self.ready.device) if job.prompt.planned and self.ready else 1
 
     # --- the process ------------------------------------------------------------------------------------------------
 
@@ -227,8 +237,7 @@ class Supervisor:
         try:
             with contextlib.suppress(asyncio.IncompleteReadError):
                 while True:
-                    head, _ = await read_frame(process.stdout)
-                    self._handle(decode(head))
+                    self._handle(from_engine.decode(await read_frame(process.stdout)))
             return await process.wait()
         except FrameTooLarge as error:
             self.failure = f"invalid output of the engine: {error}"
@@ -255,7 +264,7 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             process.kill()
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: FromEngine) -> None:
         match message:
             case Loading(share):
                 self.progress = share
@@ -264,7 +273,8 @@ class Supervisor:
                 self.adapters.engine_ready()
                 self.metrics.batch.labels(self.name).set(message.max_batch)
                 self._set_state("ready")
-                logger.info("engine ready", extra={"fields": dataclasses.asdict(message)})
+                logger.info("engine ready", extra={"fields": message.described})
+                self._report_outdated(self.waiting)
                 self._send_jobs()
             case Broken(failure, final):
                 self.failure = failure
@@ -284,9 +294,9 @@ class Supervisor:
                     self._kill(self._process, f"one step took more than {self.limits.step_timeout:g} s")
             case Started(id) if id in self.running:
                 self.running[id].started = True
-            case Settled(id) | Drafted(id) | Logprobs(id) if id in self.running:
+            case Settled(id=id) | Drafted(id=id) | Logprobs(id=id) | CheckAnswer(id=id) if id in self.running:
                 self.running[id].report(message)
-            case Ended(id) | Failed(id) if id in self.running:
+            case Ended(id=id) | RequestFailed(id=id) if id in self.running:
                 job = self.running.pop(id)
                 self._answer_seconds += (time.monotonic() - job.created_at - self._answer_seconds) / 20
                 job.report(message)
@@ -319,11 +329,14 @@ class Supervisor:
             self.waiting.remove(job)
         self._fail_all(jobs, f"the engine was restarted and cannot load the adapter {adapter} again")
 
-    def _fail_all(self, jobs: Sequence[Job], message: str, code: str | None = None) -> None:
+    def _fail_all(self, jobs: Sequence[AnswerJob], message: str, code: str | None = None) -> None:
         for job in jobs:
-            job.report(Failed(job.id, message, by_input=False, code=code))
+            job.report(RequestFailed(id=job.id, message=message, by_input=False, code=code))
 
-    def _send(self, data: bytes) -> None:
+    def send(self, message: ToEngine) -> None:
+        self._send(frame(message))
+
+    def _send(self, data: bytearray) -> None:
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
             self._process.stdin.write(data)  # buffered here, so this never blocks
 

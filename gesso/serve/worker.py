@@ -15,48 +15,57 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from msgspec.structs import replace
 
 from gesso.api import Gesso
-from gesso.chat.prompt import Prompt
 from gesso.constraints.budget import give_way_to_passes, going_first
-from gesso.engine.decision import decision_request
-from gesso.engine.driver import PlanRun
+from gesso.engine.driver import Driver, PlanRun
 from gesso.engine.events import Commit, Done, Draft, Event, Likely, Result, Scored
-from gesso.engine.plan import Echo, Plan, compare, echo, retry_seed
+from gesso.engine.plan import AnswerToCheck, Echo, Plan, compare, echo, generate
 from gesso.engine.request import Request
-from gesso.errors import GessoError, InputError
-from gesso.images.image import Image
+from gesso.errors import ConstraintError, GessoError, InputError
 from gesso.infill.edit import edit
 from gesso.infill.infill import infill
 from gesso.infill.results import EditResult
 from gesso.memory.device import resident_bytes
 from gesso.printable import in_options
+from gesso.request.build import attach
 from gesso.serve import startup
 from gesso.serve.adapter_loader import AdapterLoader
 from gesso.serve.collecting import Collector, take_over
 from gesso.serve.drafts import drafted
 from gesso.serve.packed_images import unpack
 from gesso.serve.pipe import BEAT_SECONDS, Delivery, Inbox, Pipe, Send, beat, read
-from gesso.serve.protocol import (
+from gesso.serve.settings import EngineSettings, places_of_plan
+from gesso.serve.wire import (
+    INVALID_ANSWER,
+    AnswerChecked,
     Broken,
     Cancel,
+    CheckAnswer,
+    CompareTexts,
+    EchoPrompt,
+    EditSpan,
     Ended,
-    Failed,
+    EngineWork,
+    FillHole,
     Heartbeat,
     LoadAdapter,
     Logprobs,
     Ready,
+    RequestFailed,
     Settled,
     Started,
     Submit,
     UnloadAdapter,
+    WriteText,
+    work_of,
 )
-from gesso.serve.settings import EngineSettings, places_of_plan
 
 TOKENS = 256  # with log-probabilities in one message
 EXIT_BROKEN = 3
@@ -64,15 +73,36 @@ SWITCH_SECONDS = 0.0001  # that each operation of a step may wait for another th
 
 
 @dataclass(eq=False)
-class Job:
-    """A client's request."""
+class ClientJob:
+    """One answer that the server has asked for."""
 
     submitted: Submit
+    work: EngineWork
     run: PlanRun[Any] | None = None  # None until it has been submitted
     started: bool = False  # reported to the server
     settled: int = 0  # tokens reported
-    constrained: bool = False
     writing_since: float | None = None  # time of the first draft
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the text may be written before it is ended at a line."""
+        match self.work:
+            case WriteText(seconds=seconds):
+                return seconds
+            case FillHole(hole=hole):
+                return hole.seconds
+        return None
+
+    @property
+    def takes_long_to_begin(self) -> bool:
+        """Whether a client decides how long the work before the first step takes: it then runs in a side thread."""
+        is_constrained = isinstance(self.work, WriteText) and self.work.guide is not None
+        return is_constrained or isinstance(self.work, FillHole | EditSpan) or bool(self.submitted.shapes)
+
+    @property
+    def ends_with_text(self) -> bool:
+        """Whether the answer is the text of one request, which nothing checks."""
+        return isinstance(self.work, WriteText) and not self.work.request.is_checked_later
 
 
 class Worker:
@@ -82,8 +112,9 @@ class Worker:
     idle_seconds: ClassVar[float] = 1.0
 
     def __init__(self, model: Gesso, send: Send) -> None:
-        self.model, self.engine, self.driver, self.send = model, model.engine, model.driver, send
-        self.jobs: dict[int, Job] = {}  # by the server's id
+        self.model, self.engine, self.send = model, model.engine, send
+        self.driver = Driver(model.engine, self.ask_server)
+        self.jobs: dict[int, ClientJob] = {}  # by the server's id
         self.share = places_of_plan(len(self.engine.scheduler.rows), model.model.device.type)
         self.side, self.loader = ThreadPoolExecutor(1, "gesso-side", give_way_to_passes), AdapterLoader(model, send)
         self.status, self.collector = Heartbeat(), Collector()
@@ -128,94 +159,90 @@ class Worker:
             return
         self.measured = now
         device = torch.cuda.memory_reserved(self.model.model.device) if self.model.model.device.type == "cuda" else 0
-        requests = len(self.jobs), len(self.engine.running)
         resident = resident_bytes()[0]
         self.collector.collect_if_grown(resident)
-        memory = self.engine.cache.nbytes, resident, device
         seen, counts = self.engine.runner.seen, asdict(self.engine.runner.backend.counts)
-        self.status = Heartbeat(began, *requests, *memory, **counts, images_read=seen.read, images_kept=seen.kept)
+        self.status = Heartbeat(
+            step_seconds=began,
+            requests=len(self.jobs),
+            places=len(self.engine.running),
+            cache_bytes=self.engine.cache.nbytes,
+            memory_bytes=resident,
+            device_bytes=device,
+            **counts,
+            images_read=seen.read,
+            images_kept=seen.kept,
+        )
         if send:
             self.send(self.status)
 
     def take(self, message: Delivery) -> None:
         match message:
-            case Submit() as submitted, bytes() as blob:
-                job = self.jobs[submitted.id] = Job(submitted)
-                try:
-                    self.submit(job, blob)
-                except Exception as error:
-                    self.fail(job, error)
-            case Cancel(id), _:
+            case Submit():
+                self.submit(message)
+            case AnswerChecked(id, problem) if id in self.jobs:
+                run = self.jobs[id].run
+                assert run is not None, "only the plan of a run asks"
+                self.driver.take_problems(run, [problem])
+            case Cancel(id):
                 self.forget(id)
-            case LoadAdapter() as adapter, _:
-                self.loader.load(adapter, self.inbox)
-            case UnloadAdapter(name), _:
+            case LoadAdapter():
+                self.loader.load(message, self.inbox)
+            case UnloadAdapter(name):
                 self.model.unload_adapter(name)
             case Callable():
                 message()
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def submit(self, job: Job, blob: bytes) -> None:
-        submitted = job.submitted
+    def submit(self, submitted: Submit) -> None:
+        job = self.jobs[submitted.id] = ClientJob(submitted, work_of(submitted.work))
         # Work whose duration a client chooses runs in the side thread. A plain request must not wait behind it.
-        aside = submitted.hole is not None or submitted.constraint is not None or bool(submitted.images)
+        aside = job.takes_long_to_begin
         self.collector.is_due |= aside
-        job.run = self.driver.submit(
-            self.plan(job, blob),
-            at_once=self.share,
-            on_event=partial(self.tell, job),
-            on_end=partial(self.end, job),
-            background=self.aside if aside else None,
-        )
-
-    def plan(self, job: Job, blob: bytes) -> Plan[Any]:
-        """Return a plan for a client's request; its code runs when the driver advances it."""
-        submitted = job.submitted
-        hole, options = submitted.hole, submitted.options | {"adapter": submitted.adapter}
-        if submitted.echo is not None:
-            return (yield from echo(submitted.prompt, *submitted.echo, submitted.adapter))
-        if submitted.choices:
-            defaults = self.model.defaults
-            eos, usual = frozenset(defaults.eos_token_ids if submitted.ends else ()), defaults.max_new_tokens
-            limit, adapter = self.model.max_length, submitted.adapter
-            request = decision_request(
-                submitted.prompt, submitted.choices, eos, self.model.config, usual, limit, adapter
+        try:
+            job.run = self.driver.submit(
+                self.plan(job),
+                at_once=self.share,
+                on_event=partial(self.tell, job),
+                on_end=partial(self.end, job),
+                background=self.aside if aside else None,
             )
-            return (yield from compare(replace(request, images=self.images(submitted, blob)[0])))
-        if hole is None:
-            request = self.request(submitted, blob)
-            job.constrained = request.guide is not None
-            return (yield [request])[0]
-        if "span" in hole:
-            hole = {**hole, "span": (hole["span"][0], hole["span"][1])}
-            return (yield from edit(self.model, **hole, method="auto", context=None, **options))
-        seconds = submitted.seconds
-        return (
-            yield from infill(self.model, **hole, method="auto", lengths=None, context=None, seconds=seconds, **options)
-        )
+        except Exception as error:
+            self.fail(job, error)
 
-    def images(self, submitted: Submit, blob: bytes) -> tuple[tuple[Image, ...], bytes]:
-        """Return the images of a request, and the rest of its blob."""
-        images, rest = unpack(submitted.images, blob)
-        for image in images:
-            _ = image.digest  # computed here, in the side thread: hashing 100 MB would delay a step
-        return images, rest
+    def plan(self, job: ClientJob) -> Plan[Any]:
+        """Return a plan for what the server has asked for; its code runs when the driver advances it."""
+        info, seed = self.model.info, job.submitted.seed
+        match job.work:
+            case WriteText():
+                return (yield from generate([self.request(job.submitted, job.work)], job.submitted.attempts))[0]
+            case CompareTexts(request):
+                images = unpack(job.submitted.shapes, job.submitted.images)
+                return (yield from compare(attach(request.request(info, seed, images), None)))
+            case EchoPrompt(prompt=prompt, top_logprobs=top, new_tokens=new, adapter=adapter):
+                return (yield from echo(prompt, top, new, adapter))
+            case FillHole(base, hole):
+                return (yield from infill(info, hole, base.request(info, seed, ()), None))
+            case EditSpan(base, change):
+                return (yield from edit(info, change, base.request(info, seed, ()), None))
 
-    def request(self, submitted: Submit, blob: bytes = b"") -> Request:
-        guide, (images, compiled) = None, self.images(submitted, blob)
-        if (constraint := submitted.constraint) is not None:
-            guide = self.model.guides.restored(constraint.key, compiled, tools=constraint.tools)
-        options = dict(submitted.options)
-        options["pins"] = {int(at): token for at, token in options.get("pins", {}).items()}
-        if submitted.attempt:
-            options["seed"] = retry_seed(options["seed"], submitted.attempt)
-        optional = submitted.constraint is not None and submitted.constraint.optional
-        prompt = Prompt(submitted.prompt, images)
-        request = self.model.request(prompt, guide=guide, guide_optional=optional, adapter=submitted.adapter, **options)
-        if request.guide is not None:
-            request.reach.check()  # computes tables for pins, which takes a while; `Engine.submit` checks the rest
-        return request
+    def request(self, submitted: Submit, work: WriteText) -> Request:
+        """Return the request of a text, with its images and its compiled constraint."""
+        images = unpack(submitted.shapes, submitted.images)
+        request = work.request.request(self.model.info, submitted.seed, images)
+        key = work.guide
+        guide = None
+        if key is not None:
+            guide = self.model.guides.restored(key.key, bytes(submitted.term), tools=key.has_tags)
+        return attach(request, guide)
+
+    def ask_server(self, run: PlanRun[Any], answers: Sequence[AnswerToCheck]) -> None:
+        """Have the server check the answer of a job: a schema decides how long it takes."""
+        job = next(job for job in self.jobs.values() if job.run is run)
+        (answer,) = answers
+        result = answer.result
+        self.send(CheckAnswer(job.submitted.id, result.text, list(result.tokens), asdict(result.usage)))
 
     def aside(self, work: Callable[[], Any], then: Callable[[Callable[[], Any]], None]) -> "Future[Any]":
         """Run work in the side thread, then continue with its result in the engine's thread."""
@@ -232,31 +259,31 @@ class Worker:
             if job.run is not None and not running.isdisjoint(job.run.ids):
                 self.start(job)
 
-    def start(self, job: Job) -> None:
+    def start(self, job: ClientJob) -> None:
         if not job.started:
             job.started = True
             self.send(Started(job.submitted.id))
 
-    def tell(self, job: Job, event: Event) -> None:
+    def tell(self, job: ClientJob, event: Event) -> None:
         """Report an event of one of a job's requests."""
-        submitted, planned = job.submitted, job.submitted.planned
+        submitted = job.submitted
         self.start(job)
         match event:
             case Draft():
-                if submitted.seconds is not None:
-                    self.end_in_time(job, event)
+                if job.seconds is not None:
+                    self.end_in_time(job, event, job.seconds)
                 if submitted.drafts and job.run is not None:
                     self.send(drafted(event, submitted.id, job.run.ids.index(event.request_id)))
                 # With log-probabilities the text waits for them: they are those of the step that ends the canvas.
                 # For a hole, the chosen text is known only at the end.
-                if submitted.stream and not planned and submitted.options.get("top_logprobs") is None:
+                if submitted.stream and isinstance(job.work, WriteText) and event.request.top_logprobs is None:
                     self.settle(job, event.final_tokens)
-            case Commit(likely=likely) if likely and not planned:
+            case Commit(likely=likely) if likely and isinstance(job.work, WriteText):
                 self.send_logprobs(submitted.id, likely)
-            case Done(result=result) if not planned:  # the plan has no more to do, so do not wait for the side thread
+            case Done(result=result) if job.ends_with_text:  # so do not wait for the side thread
                 self.complete(job, result)
 
-    def end_in_time(self, job: Job, draft: Draft) -> None:
+    def end_in_time(self, job: ClientJob, draft: Draft, limit: float) -> None:
         """End a text whose time is over, if its final part has a whole line.
 
         A hole of a fixed length is not ended: the text after it is pinned in the same canvas.
@@ -264,40 +291,61 @@ class Worker:
         now = time.monotonic()
         if job.writing_since is None:
             job.writing_since = now
-        limit = job.submitted.seconds
-        if limit is None or now - job.writing_since < limit or draft.request.pins:
+        if now - job.writing_since < limit or draft.request.pins:
             return
         text = self.model.decode(draft.final_tokens)
-        if job.submitted.hole is not None:
+        if isinstance(job.work, FillHole):
             split_off = text[: 2 * self.model.healer.longest]
-            text = text[_overlap(job.submitted.hole["prefix"], split_off) :]
+            text = text[_overlap(job.work.hole.prefix, split_off) :]
         lines, _, _ = text.rpartition("\n")
         if lines.strip():
             self.engine.cut_short_at(draft.request_id)
 
-    def settle(self, job: Job, tokens: Sequence[int]) -> None:
+    def settle(self, job: ClientJob, tokens: Sequence[int]) -> None:
         if len(tokens) > job.settled:
             self.send(Settled(job.submitted.id, list(tokens[job.settled :])))
             job.settled = len(tokens)
 
-    def end(self, job: Job, run: PlanRun[Result | Scored | Echo]) -> None:
+    def end(self, job: ClientJob, run: PlanRun[Result | Scored | Echo]) -> None:
         if run.error is not None:
             self.fail(job, run.error)
         else:
             self.complete(job, run.outcome())
 
-    def complete(self, job: Job, result: Result | Scored | Echo) -> None:
-        id, usage = job.submitted.id, asdict(result.usage)
+    def complete(self, job: ClientJob, result: Result | Scored | Echo) -> None:
+        id = job.submitted.id
         match result:
             case Scored():
-                self.send(Ended(id, "", [], "stop", 0, usage, scores=result.log_likelihoods))
+                ended = Ended(
+                    id=id,
+                    text="",
+                    tokens=[],
+                    finish_reason="stop",
+                    seed=0,
+                    usage=asdict(result.usage),
+                    scores=list(result.log_likelihoods),
+                )
             case Echo():
                 self.send_logprobs(id, [None, *result.likely])
-                self.send(Ended(id, self.model.decode(result.tokens), list(result.tokens), "length", 0, usage))
+                ended = Ended(
+                    id=id,
+                    text=self.model.decode(result.tokens),
+                    tokens=list(result.tokens),
+                    finish_reason="length",
+                    seed=0,
+                    usage=asdict(result.usage),
+                )
             case Result():
-                text = result.replacement if isinstance(result, EditResult) else result.text
-                end = result.finish_reason, result.seed, usage, result.stop, job.constrained
-                self.send(Ended(id, text, list(result.tokens), *end))
+                ended = Ended(
+                    id=id,
+                    text=result.replacement if isinstance(result, EditResult) else result.text,
+                    tokens=list(result.tokens),
+                    finish_reason=result.finish_reason,
+                    seed=result.seed,
+                    usage=asdict(result.usage),
+                    stop=result.stop,
+                )
+        self.send(ended)
         self.forget(id)
 
     def send_logprobs(self, id: int, likely: Sequence[Likely | None]) -> None:
@@ -306,11 +354,13 @@ class Worker:
             part = likely[start : start + TOKENS]
             self.send(Logprobs(id, [(None, []) if one is None else (one.token, list(one.top)) for one in part]))
 
-    def fail(self, job: Job, error: Exception) -> None:
+    def fail(self, job: ClientJob, error: Exception) -> None:
         """Report an error to the client of a request. Other requests are not affected."""
         by_input = isinstance(error, InputError)
-        message = str(error) if by_input else f"{type(error).__name__}: {error}"
-        self.send(Failed(job.submitted.id, message, by_input))
+        is_explained = by_input or isinstance(error, ConstraintError)
+        message = str(error) if is_explained else f"{type(error).__name__}: {error}"
+        code = INVALID_ANSWER if isinstance(error, ConstraintError) else None
+        self.send(RequestFailed(id=job.submitted.id, message=message, by_input=by_input, code=code))
         self.forget(job.submitted.id)
 
     def forget(self, id: int) -> None:
@@ -348,13 +398,24 @@ def main() -> None:
         return
     settings, engine = choice.settings, model.engine
     device, dtype = str(model.model.device), str(model.model.dtype).removeprefix("torch.")
-    limits = len(engine.scheduler.rows), engine.max_length, engine.scheduler.prefill
     sys.setswitchinterval(SWITCH_SECONDS)
     take_over()
     worker = Worker(model, send)
-    sizes = choice.fixed_bytes, choice.budget_bytes
-    vision = model.model.vision is not None
-    send(Ready(device, dtype, settings.quantize, *limits, choice.why, *sizes, model.writing.summary, vision))
+    send(
+        Ready(
+            device=device,
+            dtype=dtype,
+            quantize=settings.quantize,
+            max_batch=len(engine.scheduler.rows),
+            max_length=engine.max_length,
+            prefill=engine.scheduler.prefill,
+            why=choice.why,
+            fixed_bytes=choice.fixed_bytes,
+            budget_bytes=choice.budget_bytes,
+            writing=model.writing,
+            vision=model.model.vision is not None,
+        )
+    )
     worker.run(inbox)
 
 

@@ -17,7 +17,7 @@ import gesso
 from gesso import Done, Result, Usage
 from gesso.bundled import SOLVER
 from gesso.cli import sudoku_view as view
-from gesso.engine.writing import Writing
+from gesso.engine.ways import Writing
 from gesso.eval.sudoku.grid import is_valid, parse_puzzle
 from gesso.eval.sudoku.task import Sudoku, spaced, transformed
 

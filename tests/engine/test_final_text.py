@@ -10,7 +10,7 @@ from gesso.chat.calls import ToolCall
 from gesso.engine.engine import Engine
 from gesso.engine.final_text import fewest_with, most_within
 from gesso.serve.deltas import AnswerDeltas
-from gesso.serve.protocol import Ended
+from gesso.serve.wire import Ended
 from tests.diffusion.test_settle import drafts, letters, request, run
 
 
@@ -108,7 +108,7 @@ def test_a_stream_decoded_in_pieces_is_the_text_decoded_at_once(tiny, chat):
     for _ in range(300):
         tokens, writing, at = drawn(tokenizer, chance, ascii_bytes=True), AnswerDeltas(tokenizer, chat), 0
         text, thinking = "", ""
-        ended = Ended(0, tiny.decode(tokens), tokens, "stop", 0, {})
+        ended = Ended(id=0, text=tiny.decode(tokens), tokens=tokens, finish_reason="stop", seed=0, usage={})
         whole = writing.answer(ended)
         while at < len(tokens):
             count = chance.randint(1, 6)
@@ -139,7 +139,9 @@ def test_deltas_of_a_damaged_call_never_contain_its_syntax(tiny):
     for step in range(1, 8):
         writing = AnswerDeltas(tiny.tokenizer, chat=True, tools=("f",))
         deltas = [writing.settle(tokens[at : at + step]) for at in range(0, len(tokens), step)]
-        deltas.append(writing.end(Ended(0, tiny.decode(tokens), tokens, "stop", 0, {})))
+        deltas.append(
+            writing.end(Ended(id=0, text=tiny.decode(tokens), tokens=tokens, finish_reason="stop", seed=0, usage={}))
+        )
         assert "".join(delta.text for delta in deltas) == parse(raw, ("f",), ended=True).text
         assert [call for delta in deltas for call in delta.calls] == [ToolCall("f", {"a": "x"})]
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from gesso import ConstraintError, Result, Usage
-from gesso.engine.plan import generate, retry_seed
+from gesso.constraints.answer_check import AnswerCheck
+from gesso.engine.plan import AnswerToCheck, generate, retry_seed
 from gesso.engine.request import ATTEMPTS, Request
 
 SEED = 2**64 - 1
@@ -13,7 +14,7 @@ SEED = 2**64 - 1
 
 def request(*right: str) -> Request:
     """Return a request whose answer must be one of these texts."""
-    return Request(prompt=(1,), max_new_tokens=1, seed=SEED, validate=lambda _, text: None if text in right else "odd")
+    return Request(prompt=(1,), max_new_tokens=1, seed=SEED, validate=AnswerCheck(json_schema={"enum": list(right)}))
 
 
 def run(requests, *rounds, attempts=ATTEMPTS, **result):
@@ -26,6 +27,9 @@ def run(requests, *rounds, attempts=ATTEMPTS, **result):
             usage = Usage(prompt_tokens=5, completion_tokens=2, denoising_steps=3)
             done = [Result(text, (7,), "stop", usage, one.seed) for text, one in zip(texts, asked, strict=True)]
             asked = plan.send([replace(one, **result) for one in done])
+            if isinstance(asked[0], AnswerToCheck):
+                right = [(one.check.json_schema["enum"], one.result.text) for one in asked]
+                asked = plan.send([None if text in texts else "odd" for texts, text in right])
     except StopIteration as stop:
         return stop.value, seeds
     raise AssertionError("the plan asks for more")

@@ -12,7 +12,8 @@ from gesso import PRESETS
 from gesso.backends.torch import TorchBackend
 from gesso.checkpoint.generation import write_diffusion
 from gesso.cli.options import LoadOptions
-from gesso.engine.writing import Writing, choose_writing, measure
+from gesso.engine.ways import Writing
+from gesso.engine.writing import choose_writing, measure
 from gesso.errors import InputError
 from gesso.settings import BY_TOKEN, Diffusion, WriteName, choose
 from tests.engine.models import with_engine

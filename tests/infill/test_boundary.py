@@ -10,7 +10,6 @@ import gesso
 from gesso.checkpoint.find import find
 from gesso.checkpoint.write import save
 from gesso.engine.request import Request
-from gesso.infill.infill import infill
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from tests.tiny import CONFIG, randomise
@@ -116,7 +115,7 @@ def test_half_a_surrogate_pair_is_rejected(wordy):
 
 def watched_infill(g, seen, *texts, **options):
     """Run `Gesso.infill` and append its requests and their results to `seen`."""
-    plan = infill(g, *texts, **{"lengths": None, "context": None, **options})
+    plan = g.infill_plan(*texts, **options)
 
     def watched():
         results = None

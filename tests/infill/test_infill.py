@@ -17,8 +17,8 @@ from gesso.engine.driver import Driver
 from gesso.engine.request import Score
 from gesso.eval.python_infill import prompt as fill_prompt
 from gesso.eval.python_infill import source_files
-from gesso.infill.boundary import Healer, nearest_end, nearest_start
-from gesso.infill.infill import closer_lengths, first_lengths, infill, infill_holes
+from gesso.infill.boundary import nearest_end, nearest_start
+from gesso.infill.infill import closer_lengths, first_lengths, infill_holes
 from tests.engine.models import with_engine
 from tests.tiny import tokenizer_json
 from tests.watched import Watched
@@ -199,9 +199,9 @@ def test_search_tries_every_length_around_its_best():
 def test_search_whose_time_is_over_begins_no_other_round(tiny):
     """The best length is 10, which is not among the first."""
     g = scoring(tiny, 10 + len(tiny.tokenizer.encode(" xyz", bos=False)))
-    options = {"method": "pinned", "lengths": None, "context": None, "max_new_tokens": 12, **BRIEF}
-    whole = g.driver.run(infill(g, "abc ", " xyz", **options))
-    late = g.driver.run(infill(g, "abc ", " xyz", seconds=0.0, **options))
+    options = {"method": "pinned", "max_new_tokens": 12, **BRIEF}
+    whole = g.driver.run(g.infill_plan("abc ", " xyz", **options))
+    late = g.driver.run(g.infill_plan("abc ", " xyz", seconds=0.0, **options))
     assert [candidate.length for candidate in late.candidates] == first_lengths(12)
     assert {candidate.length for candidate in whole.candidates} >= {*first_lengths(12), 10}
 
@@ -231,7 +231,7 @@ def words(tmp_path_factory) -> Tokenizer:
 
 
 def test_healing_drops_tokens_that_may_begin_a_longer_one(words):
-    healer = Healer(words)
+    healer = words.healer
     assert words.pieces(words.encode("x = pri", bos=False))[-2:] == ["pr", "i"]
     assert healer.split("x = pri") == ("x = ", "pri")
     assert healer.split("x = print") == ("x = print", "")
@@ -262,7 +262,8 @@ def healing(tiny, *texts):
         return replace(request, pins={**ids, **request.pins})
 
     g = changing(tiny, write)
-    g.healer = Watched(tiny.healer, split=lambda split, text: (text.removesuffix("pri"), "pri"))
+    g.tokenizer = Watched(tiny.tokenizer)
+    g.tokenizer.healer = Watched(tiny.healer, split=lambda split, text: (text.removesuffix("pri"), "pri"))
     return g, seen
 
 

@@ -11,7 +11,7 @@ from gesso.serve.adapter_follower import AdapterFollower
 from gesso.serve.adapters import ServedAdapters
 from gesso.serve.errors import ApiError
 from gesso.serve.metrics import Metrics
-from gesso.serve.protocol import AdapterFailed, AdapterLoaded, LoadAdapter
+from gesso.serve.wire import AdapterFailed, AdapterLoaded, LoadAdapter
 
 
 class Board(AdapterBoard):

@@ -19,8 +19,8 @@ from gesso.serve.adapters import ServedAdapters
 from gesso.serve.errors import ApiError
 from gesso.serve.http.app import create_app
 from gesso.serve.metrics import Metrics
-from gesso.serve.protocol import AdapterFailed, AdapterLoaded, LoadAdapter, UnloadAdapter
 from gesso.serve.settings import ServerSettings
+from gesso.serve.wire import AdapterFailed, AdapterLoaded, LoadAdapter, UnloadAdapter
 from tests.likelihood import Likelihood
 from tests.serving import QUICK
 from tests.waiting import PATIENCE, wait_until

@@ -1,7 +1,6 @@
 """Anthropic's Messages API: a live server with a key, and the translation of its fields."""
 
 import asyncio
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +10,9 @@ from gesso.chat.tokenizer import Tokenizer
 from gesso.serve import anthropic
 from gesso.serve.anthropic_fields import MessagesFields
 from gesso.serve.errors import ApiError
-from gesso.serve.prepare import endpoints
-from gesso.serve.prepare.frontend import ModelFrontend
-from gesso.serve.prepare.request import PreparedRequest
-from gesso.serve.settings import EngineSettings, ServerSettings
+from gesso.serve.form import AnswerForm
+from tests.serve import preparing
+from tests.serve.preparing import request_of
 from tests.serving import QUICK
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -46,15 +44,8 @@ def pinned(server, text, **fields):
 
 
 def prepare(tiny, **fields):
-    """Return the outcome of preparing a request."""
-    settings = ServerSettings(engine=EngineSettings(model=str(tiny.directory)), name="tiny")
-    task = {"endpoint": "anthropic", "contexts": {"tiny": 256}, "accepts_images": {"tiny": False}}
-    return endpoints.run(task, json.dumps({"messages": HELLO} | fields).encode(), [ModelFrontend(settings)])
-
-
-def rejected(tiny, **fields):
-    """Return the error of preparing a request."""
-    return json.loads(prepare(tiny, **fields)[0])["error"]
+    """Return a prepared request, or the error of a rejected one."""
+    return preparing.prepare([preparing.entry(tiny.directory)], "anthropic", {"messages": HELLO} | fields)
 
 
 def read_blocks(events):
@@ -137,14 +128,13 @@ def test_counted_tokens_are_the_prompt_tokens_of_an_answer(server):
 
 
 def test_a_limit_beyond_the_context_is_lowered(tiny):
-    (job,) = PreparedRequest.decode(*prepare(tiny, max_tokens=10**6)).jobs
-    assert job.prompt_tokens + job.max_new_tokens == 256
+    (prompt,) = prepare(tiny, max_tokens=10**6).prompts
+    assert prompt.prompt_tokens + prompt.max_new_tokens == 256
 
 
 def test_a_last_message_of_the_assistant_is_continued(tiny):
     def prompt(messages):
-        (job,) = PreparedRequest.decode(*prepare(tiny, messages=messages)).jobs
-        return json.loads(job.payload)["prompt"]
+        return request_of(prepare(tiny, messages=messages)).prompt
 
     begun = Tokenizer.from_directory(tiny.directory).encode("My name is", bos=False)
     prefill = {"role": "assistant", "content": [{"type": "text", "text": "My name is"}]}
@@ -160,8 +150,8 @@ def test_a_last_message_of_the_assistant_is_continued(tiny):
     ids=lambda fields: next(iter(fields)),
 )
 def test_a_continued_message_excludes_thinking_and_a_schema(tiny, fields):
-    error = rejected(tiny, messages=[*HELLO, {"role": "assistant", "content": "{"}], **fields)
-    assert error["status"] == 400 and "leave thinking and the constraint out" in error["message"]
+    error = prepare(tiny, messages=[*HELLO, {"role": "assistant", "content": "{"}], **fields)
+    assert error.status == 400 and "leave thinking and the constraint out" in error.message
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -190,9 +180,9 @@ def test_errors_have_anthropics_form(server, change, status, kind, message):
 
 
 def test_a_thread_is_rejected_by_the_code_on_which_clients_send_the_whole_conversation(tiny):
-    error = rejected(tiny, thread={"type": "create"})
-    body = anthropic.error_body(ApiError(**error))
-    assert (error["status"], body["error"]["type"]) == (400, "invalid_request_error")
+    error = prepare(tiny, thread={"type": "create"})
+    body = anthropic.error_body(error)
+    assert (error.status, body["error"]["type"]) == (400, "invalid_request_error")
     assert body["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
@@ -213,9 +203,11 @@ def test_an_error_in_a_stream_is_its_last_event():
         yield
 
     async def read():
-        generation = SimpleNamespace(jobs=[SimpleNamespace(prepared=SimpleNamespace(prompt_tokens=3))], deltas=deltas)
-        model, request = SimpleNamespace(tokenizer=None), SimpleNamespace(model="tiny", tools=(), one_call=False)
-        return [event async for event in anthropic.stream(model, request, generation)]
+        jobs = [SimpleNamespace(prompt=SimpleNamespace(prompt_tokens=3))]
+        generation = SimpleNamespace(
+            jobs=jobs, deltas=deltas, form=AnswerForm(served="tiny", model="tiny", adapter=None)
+        )
+        return [event async for event in anthropic.stream(SimpleNamespace(tokenizer=None), generation)]
 
     start, error = asyncio.run(read())
     assert start.startswith(b"event: message_start\n")

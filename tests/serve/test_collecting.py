@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from gesso.serve.collecting import GROWTH, Collector
-from gesso.serve.protocol import Cancel
+from gesso.serve.wire import Cancel
 from gesso.serve.worker import Worker
 from tests.waiting import PATIENCE, wait_until
 
@@ -41,7 +41,7 @@ def test_an_idle_engine_collects_once_after_constraints(tiny, full):
     waiting = threading.Thread(target=lambda: taken.append(idle.next_message()))
     waiting.start()
     wait_until(lambda: not idle.collector.is_due)
-    idle.inbox.put(message := (Cancel(1), b""))
+    idle.inbox.put(message := Cancel(1))
     waiting.join(PATIENCE)
     assert taken == [message] and full.count(waiting) == 1
 

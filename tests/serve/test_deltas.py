@@ -5,13 +5,13 @@ import random
 import pytest
 
 from gesso.serve.deltas import AnswerDeltas
-from gesso.serve.protocol import Ended
+from gesso.serve.wire import Ended
 from tests.chat.test_answer import random_answer
 from tests.waiting import bounded
 
 
 def ended(tiny, tokens):
-    return Ended(0, tiny.decode(tokens), tokens, "length", 0, {})
+    return Ended(id=0, text=tiny.decode(tokens), tokens=tokens, finish_reason="length", seed=0, usage={})
 
 
 @pytest.mark.parametrize("one_call", [False, True])

@@ -18,11 +18,12 @@ from gesso.engine.running import Running
 from gesso.model.cache import KVCache
 from gesso.model.config import Config
 from gesso.serve.generation import Generation
-from gesso.serve.jobs import Job, Mailbox
+from gesso.serve.jobs import AnswerJob, Mailbox
 from gesso.serve.openai import completions
-from gesso.serve.protocol import Cancel, Submit
 from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
+from gesso.serve.wire import Cancel
 from gesso.serve.worker import Worker
+from tests.serve.submitting import submit
 from tests.serving import raw, within
 from tests.waiting import wait_until
 from tools.load import hangups
@@ -58,7 +59,7 @@ def test_disconnecting_clients_leave_nothing_behind_and_affect_no_others(server)
     grown = after["gesso_engine_cache_bytes"] - before["gesso_engine_cache_bytes"]
     assert after["gesso_engine_memory_bytes"] < before["gesso_engine_memory_bytes"] + grown + 32e6
     assert after["process_open_fds"] <= before["process_open_fds"]
-    wait_until(lambda: not alive(Job, Generation, Mailbox))
+    wait_until(lambda: not alive(AnswerJob, Generation, Mailbox))
 
 
 def test_a_client_that_stops_reading_is_disconnected(server):
@@ -72,7 +73,7 @@ def test_a_client_that_stops_reading_is_disconnected(server):
 
 
 def test_a_stream_closed_before_its_first_event_cancels_its_jobs(server, monkeypatch):
-    async def head_only(model, request, generation):
+    async def head_only(model, generation):
         yield b": head\n\n"
         await asyncio.sleep(3600)
 
@@ -86,16 +87,19 @@ def test_a_stream_closed_before_its_first_event_cancels_its_jobs(server, monkeyp
 def test_the_engine_keeps_no_object_of_cancelled_requests(tiny):
     """Cancel endless requests at any step, even during prefill, beside one that ends by itself."""
     before, chance, sent, steps = alive(Running, Request, Canvas), random.Random(0), [], itertools.count()
-    options = {"steps": 6, "canvas_length": 16, "max_new_tokens": 64, "settle": 1}
+    options = {"steps": 6, "canvas_length": 16, "settle": 1}
     endless = options | {"steps": 1000, "stopping": "fixed"}
     prompts = [[2, *chance.choices(range(128, 384), k=chance.choice((3, 900)))] for _ in range(30)]
-    asked = [Submit(id, prompt, (endless if id else options) | {"seed": id}) for id, prompt in enumerate(prompts)]
+    asked = [
+        submit(tiny, id, prompt, seed=id, max_new_tokens=64, **(endless if id else options))
+        for id, prompt in enumerate(prompts)
+    ]
     waiting = deque([asked[0], *(message for one in asked[1:] for message in (one, Cancel(one.id)))])
 
     def take():
         if not waiting:
             raise EOFError
-        return waiting.popleft(), b""
+        return waiting.popleft()
 
     def empty():
         """Report randomly whether a message is waiting, so that cancels arrive at any step of a request."""

@@ -13,13 +13,13 @@ import pytest
 import gesso
 from gesso.images.budgets import DETAILS
 from gesso.images.read import MAX_BYTES
+from gesso.serve.entry import ModelEntry
 from gesso.serve.errors import ApiError
 from gesso.serve.http.middleware import BodyMemory, LimitedBody
 from gesso.serve.models import with_images
 from gesso.serve.packed_images import pack, unpack
-from gesso.serve.prepare import endpoints
-from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
+from gesso.serve.wire import Prepared
 from tests.images.files import drawing, encoded
 from tests.images.hostile import many_frames, refused
 from tests.serve.image_requests import (
@@ -39,6 +39,7 @@ from tests.serve.image_requests import (
     text_of,
     url,
 )  # fmt: skip
+from tests.serve.preparing import prepare
 from tests.waiting import wait_until
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -333,32 +334,29 @@ def test_a_text_only_server_takes_no_images_and_no_larger_bodies(directory):
     assert settings.body_bytes == ServerLimits.body_bytes + ServerLimits.image_bytes
     blind = with_images(replace(settings, engine=replace(engine, text_only=True)))
     assert blind.body_bytes == with_images(ServerSettings()).body_bytes == ServerLimits.body_bytes
-    for each, sees in ((blind, ModelFrontend(blind).may_see), (settings, False)):  # by the options, by the weights
-        task = {"endpoint": "chat", "contexts": {"tiny": 256}, "accepts_images": {"tiny": sees}}
-        head, _ = endpoints.run(task, json.dumps(chat([part(CAT)])).encode(), [ModelFrontend(each)])
-        error = json.loads(head)["error"]
-        assert (error["status"], error["param"]) == (400, f"{WHERE}.image_url.url")
-        assert "the model 'tiny' sees no images; leave the image out" in error["message"]
+    for each, vision in ((blind, True), (settings, False)):  # by the options, by the weights
+        error = prepare([ModelEntry(each)], "chat", chat([part(CAT)]), vision=vision)
+        assert (error.status, error.param) == (400, f"{WHERE}.image_url.url")
+        assert "the model 'tiny' sees no images; leave the image out" in error.message
 
 
 def test_a_url_is_refused_by_a_server_that_fetches_no_images(directory):
-    frontend = ModelFrontend(with_images(ServerSettings(engine=EngineSettings(model=str(directory)), name="tiny")))
-    task = {"endpoint": "chat", "contexts": {"tiny": 256}, "accepts_images": {"tiny": True}}
+    entry = ModelEntry(with_images(ServerSettings(engine=EngineSettings(model=str(directory)), name="tiny")))
     content = [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]
-    error = json.loads(endpoints.run(task, json.dumps(chat(content)).encode(), [frontend])[0])["error"]
-    assert (error["status"], error["param"]) == (400, f"{WHERE}.image_url.url")
-    assert "--allow-remote-images" in error["message"]
+    error = prepare([entry], "chat", chat(content), vision=True)
+    assert (error.status, error.param) == (400, f"{WHERE}.image_url.url")
+    assert "--allow-remote-images" in error.message
 
 
 def test_pixels_of_a_request_are_limited_once_per_choice(directory):
     small = ServerLimits(image_bytes=20_000)
     settings = with_images(ServerSettings(engine=EngineSettings(model=str(directory)), name="tiny", limits=small))
-    task = {"endpoint": "chat", "contexts": {"tiny": 4096}, "accepts_images": {"tiny": True}}
     cases = {(1, 1): None, (1, 16): "n", (16, 1): "messages[0].content["}
     for (images, n), param in cases.items():
-        head, _ = endpoints.run(task, json.dumps(chat([part(CAT)] * images, n=n)).encode(), [ModelFrontend(settings)])
-        error = json.loads(head).get("error")
-        assert error is None if param is None else error["param"].startswith(param) and "bytes" in error["message"]
+        body = chat([part(CAT)] * images, n=n)
+        found = prepare([ModelEntry(settings)], "chat", body, context=4096, vision=True)
+        assert isinstance(found, Prepared) if param is None else found.param.startswith(param)
+        assert param is None or "bytes" in found.message
 
 
 def test_prepared_images_count_towards_the_bytes_in_memory():
@@ -378,6 +376,6 @@ def test_prepared_images_count_towards_the_bytes_in_memory():
 def test_packed_images_are_those_that_were_packed(seeing):
     images = [seeing.read_image(file) for file in (CAT, DOG, CAT)]
     shapes, blob = pack(images)
-    found, rest = unpack(json.loads(json.dumps(shapes)), blob + b"constraint")
-    assert [image.digest for image in found] == [images[0].digest, images[1].digest] and rest == b"constraint"
+    found = unpack(json.loads(json.dumps(shapes)), memoryview(blob))
+    assert [image.digest for image in found] == [images[0].digest, images[1].digest]
     assert len(blob) == sum(image.patches.nbytes for image in images[:2])

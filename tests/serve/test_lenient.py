@@ -20,10 +20,8 @@ from gesso.serve.leniency import (
 from gesso.serve.openai.chat_fields import ChatFields
 from gesso.serve.openai.response_fields import ResponseFields
 from gesso.serve.openai.text_fields import CompletionFields
-from gesso.serve.prepare.endpoints import run
-from gesso.serve.prepare.frontend import ModelFrontend
-from gesso.serve.prepare.request import PreparedRequest
-from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
+from gesso.serve.wire import constraint_of
+from tests.serve.preparing import entry, prepare, request_of
 from tests.serving import QUICK, server_fixture
 from tests.test_renamed import NAMES
 from tests.waiting import bounded, wait_until
@@ -57,45 +55,34 @@ WARNED = {
 
 
 @pytest.fixture(scope="module")
-def frontends(served_model):
+def entries(served_model):
     """The served model as the prepare process has it, lenient and strict."""
-    settings = {
-        "engine": EngineSettings(model=str(served_model)),
-        "name": "tiny",
-        "limits": ServerLimits(request_tokens=180),
-    }
-    return {strict: ModelFrontend(ServerSettings(**settings, strict=strict)) for strict in (False, True)}
+    return {strict: entry(served_model, strict=strict, request_tokens=180) for strict in (False, True)}
 
 
-def prepared(frontends, body, strict=False, endpoint="chat"):
-    """The outcome of preparing a request: a PreparedRequest, or the error of a rejected one."""
+def prepared(entries, body, strict=False, endpoint="chat"):
+    """Return a prepared request, or the error of a rejected one."""
     asked = ({"messages": HELLO} if endpoint == "chat" else {"prompt": "Hello"}) | {"max_tokens": 8} | body
-    task = {"endpoint": endpoint, "contexts": {"tiny": CONTEXT}, "accepts_images": {"tiny": False}}
-    head, blob = run(task, json.dumps(asked).encode(), [frontends[strict]])
-    return json.loads(head)["error"] if head.startswith(b'{"error"') else PreparedRequest.decode(head, blob)
-
-
-def options(request):
-    return json.loads(request.jobs[0].payload)["options"]
+    return prepare([entries[strict]], endpoint, asked, context=CONTEXT)
 
 
 # --- which fields -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("body", SILENT, ids=lambda body: next(iter(body)))
-def test_fields_that_change_nothing_are_accepted_silently_strict_or_not(frontends, body):
+def test_fields_that_change_nothing_are_accepted_silently_strict_or_not(entries, body):
     for strict in (False, True):
-        assert prepared(frontends, body, strict).warnings == []
+        assert prepared(entries, body, strict).form.warnings == []
 
 
 @pytest.mark.parametrize("name", WARNED)
-def test_fields_without_an_equivalent_are_ignored_with_a_warning_unless_strict(frontends, name):
+def test_fields_without_an_equivalent_are_ignored_with_a_warning_unless_strict(entries, name):
     body = {"metadata": {"key": "value"}, name: WARNED[name], "seed": 1}
-    found = prepared(frontends, body)
-    assert found.warnings == [f"{name} was ignored: {REASONS.get(name, UNSUPPORTED)}"]
-    assert options(found) == options(prepared(frontends, {"seed": 1}))
-    refused = prepared(frontends, body, strict=True)
-    assert (refused["status"], refused["param"], refused["code"]) == (400, name, "unknown_parameter")
+    found = prepared(entries, body)
+    assert found.form.warnings == [f"{name} was ignored: {REASONS.get(name, UNSUPPORTED)}"]
+    assert found.prompts == prepared(entries, {"seed": 1}).prompts
+    refused = prepared(entries, body, strict=True)
+    assert (refused.status, refused.param, refused.code) == (400, name, "unknown_parameter")
 
 
 @pytest.mark.parametrize(
@@ -126,32 +113,32 @@ def test_fields_without_an_equivalent_are_ignored_with_a_warning_unless_strict(f
     ],
     ids=str,
 )
-def test_fields_whose_loss_would_matter_and_wrong_values_are_rejected(frontends, endpoint, body):
-    assert prepared(frontends, body, endpoint=endpoint)["status"] == 400
+def test_fields_whose_loss_would_matter_and_wrong_values_are_rejected(entries, endpoint, body):
+    assert prepared(entries, body, endpoint=endpoint).status == 400
 
 
 @pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"])
-def test_the_warning_of_a_penalty_explains_it(frontends, name):
-    (warning,) = prepared(frontends, {name: WARNED[name]}).warnings
+def test_the_warning_of_a_penalty_explains_it(entries, name):
+    (warning,) = prepared(entries, {name: WARNED[name]}).form.warnings
     assert "canvas" in warning
 
 
-def test_at_temperature_0_the_seed_is_fixed(frontends):
+def test_at_temperature_0_the_seed_is_fixed(entries):
     def seed(**fields):
-        return options(prepared(frontends, fields))["seed"]
+        return prepared(entries, fields).prompts[0].seed
 
     assert seed(temperature=0) == seed(temperature=0) == 0
     assert seed(temperature=0, seed=7) == 7
     assert seed(temperature=0.1) != seed(temperature=0.1)
 
 
-def test_a_content_of_null_is_empty_for_the_assistant_and_explained_otherwise(frontends):
+def test_a_content_of_null_is_empty_for_the_assistant_and_explained_otherwise(entries):
     null = {"role": "assistant", "content": None}
     empty = {"role": "assistant", "content": ""}
-    first, second = (prepared(frontends, {"messages": [*HELLO, each, *HELLO]}) for each in (null, empty))
-    assert first.jobs[0].prompt_tokens == second.jobs[0].prompt_tokens
-    refused = prepared(frontends, {"messages": [{"role": "user", "content": None}]})
-    assert refused["message"] == "messages[0].content: it is missing or null; give text, or a list of parts"
+    first, second = (prepared(entries, {"messages": [*HELLO, each, *HELLO]}) for each in (null, empty))
+    assert first.prompts[0].prompt_tokens == second.prompts[0].prompt_tokens
+    refused = prepared(entries, {"messages": [{"role": "user", "content": None}]})
+    assert refused.message == "messages[0].content: it is missing or null; give text, or a list of parts"
 
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
@@ -169,10 +156,10 @@ CONSTRAINTS = [
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 @pytest.mark.parametrize(("name", "value", "expected"), CONSTRAINTS)
-def test_constraints_of_vllm_are_ours(frontends, endpoint, name, value, expected):
+def test_constraints_of_vllm_are_ours(entries, endpoint, name, value, expected):
     for strict in (False, True):
-        found = prepared(frontends, {name: value}, strict, endpoint)
-        assert json.loads(found.constraint.source) == expected and found.warnings == []
+        found = prepared(entries, {name: value}, strict, endpoint)
+        assert constraint_of(found.constraint.source).given == expected and found.form.warnings == []
 
 
 @pytest.mark.parametrize(
@@ -186,26 +173,23 @@ def test_constraints_of_vllm_are_ours(frontends, endpoint, name, value, expected
         ("anthropic", {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
     ],
 )
-def test_no_dialect_ignores_a_field_silently(frontends, endpoint, body, name):
+def test_no_dialect_ignores_a_field_silently(entries, endpoint, body, name):
     common = {"messages": HELLO, "max_tokens": 8} if endpoint == "anthropic" else {}
-    asked = {"endpoint": endpoint, "contexts": {"tiny": CONTEXT}, "accepts_images": {"tiny": False}}
-    head, blob = run(asked, json.dumps(common | body).encode(), [frontends[False]])
-    (warning,) = PreparedRequest.decode(head, blob).warnings
+    (warning,) = prepare([entries[False]], endpoint, common | body).form.warnings
     assert warning.startswith(f"{name} was ignored: ")
-    head, _ = run(asked, json.dumps(common | body).encode(), [frontends[True]])
-    assert json.loads(head)["error"]["param"] == name
+    assert prepare([entries[True]], endpoint, common | body).param == name
 
 
-def test_functions_are_tools(frontends):
+def test_functions_are_tools(entries):
     tools = {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "weather"}}}
     functions = {"functions": [WEATHER["function"]], "function_call": {"name": "weather"}}
-    expected = prepared(frontends, {**tools, "parallel_tool_calls": False, "seed": 1})
-    found = prepared(frontends, functions | {"seed": 1})
-    assert json.loads(found.constraint.source) == json.loads(expected.constraint.source)
-    assert found.jobs == expected.jobs and found.echo == {"functions": True}
+    expected = prepared(entries, {**tools, "parallel_tool_calls": False, "seed": 1})
+    found = prepared(entries, functions | {"seed": 1})
+    assert constraint_of(found.constraint.source) == constraint_of(expected.constraint.source)
+    assert found.prompts == expected.prompts and found.form.details.functions and not expected.form.details.functions
 
 
-def test_a_conversation_about_functions_is_one_about_tools(frontends):
+def test_a_conversation_about_functions_is_one_about_tools(entries):
     call = {"name": "weather", "arguments": "{}"}
     new = [
         {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": call}]},
@@ -215,8 +199,8 @@ def test_a_conversation_about_functions_is_one_about_tools(frontends):
         {"role": "assistant", "content": None, "function_call": call},
         {"role": "function", "name": "weather", "content": "sunny"},
     ]
-    both = [prepared(frontends, {"messages": [*HELLO, *messages], "seed": 1}) for messages in (new, former)]
-    assert both[0].jobs == both[1].jobs
+    both = [prepared(entries, {"messages": [*HELLO, *messages], "seed": 1}) for messages in (new, former)]
+    assert both[0].prompts == both[1].prompts
 
 
 def test_the_work_for_unknown_fields_is_bounded_by_their_number():
@@ -237,49 +221,48 @@ def test_every_rejected_name_is_unknown_to_some_endpoint_and_rejected_there():
             assert name in without_unsupported(fields, {name: "x"})[0]
 
 
-def test_an_unknown_stream_option_is_ignored_with_a_warning(frontends):
-    found = prepared(frontends, {"stream": True, "stream_options": {"include_usage": True, "nonsense": 1}})
-    assert found.include_usage and found.warnings == [
+def test_an_unknown_stream_option_is_ignored_with_a_warning(entries):
+    found = prepared(entries, {"stream": True, "stream_options": {"include_usage": True, "nonsense": 1}})
+    assert found.form.include_usage and found.form.warnings == [
         "stream_options.nonsense was ignored: this server does not support it"
     ]
 
 
-def test_top_logprobs_without_logprobs_is_a_warning(frontends):
-    found = prepared(frontends, {"top_logprobs": 3})
-    assert not found.logprobs and found.warnings == ["top_logprobs was ignored: it needs logprobs: true"]
-    assert prepared(frontends, {"top_logprobs": 3}, strict=True)["param"] == "top_logprobs"
-    assert prepared(frontends, {"top_logprobs": 3, "logprobs": True}).warnings == []
+def test_top_logprobs_without_logprobs_is_a_warning(entries):
+    found = prepared(entries, {"top_logprobs": 3})
+    assert not found.form.logprobs and found.form.warnings == ["top_logprobs was ignored: it needs logprobs: true"]
+    assert prepared(entries, {"top_logprobs": 3}, strict=True).param == "top_logprobs"
+    assert prepared(entries, {"top_logprobs": 3, "logprobs": True}).form.warnings == []
 
 
-def test_the_smaller_of_max_tokens_and_max_completion_tokens_counts(frontends):
+def test_the_smaller_of_max_tokens_and_max_completion_tokens_counts(entries):
     for limits in ((4, 8), (8, 4)):
         body = dict(zip(("max_tokens", "max_completion_tokens"), limits, strict=True))
-        assert prepared(frontends, body).jobs[0].max_new_tokens == 4
+        assert prepared(entries, body).prompts[0].max_new_tokens == 4
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_a_limit_that_does_not_fit_is_lowered_with_a_warning(frontends, name):
-    found = prepared(frontends, {"max_tokens": None, name: 300})
-    (job,) = found.jobs
-    assert job.prompt_tokens + job.max_new_tokens == 180
-    assert found.warnings == [f"{name} was lowered to {job.max_new_tokens}: more do not fit after messages"]
+def test_a_limit_that_does_not_fit_is_lowered_with_a_warning(entries, name):
+    found = prepared(entries, {"max_tokens": None, name: 300})
+    (prompt,) = found.prompts
+    assert prompt.prompt_tokens + prompt.max_new_tokens == 180
+    assert found.form.warnings == [f"{name} was lowered to {prompt.max_new_tokens}: more do not fit after messages"]
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
-def test_a_limit_or_seed_of_minus_one_is_none(frontends, endpoint):
-    plain = prepared(frontends, {"max_tokens": None}, endpoint=endpoint)
-    unlimited = prepared(frontends, {"max_tokens": -1, "seed": -1}, endpoint=endpoint)
-    assert unlimited.jobs[0].max_new_tokens == plain.jobs[0].max_new_tokens
-    assert unlimited.warnings == []
+def test_a_limit_or_seed_of_minus_one_is_none(entries, endpoint):
+    plain = prepared(entries, {"max_tokens": None}, endpoint=endpoint)
+    unlimited = prepared(entries, {"max_tokens": -1, "seed": -1}, endpoint=endpoint)
+    assert unlimited.prompts[0].max_new_tokens == plain.prompts[0].max_new_tokens
+    assert unlimited.form.warnings == []
 
 
-def test_top_k_top_p_and_min_p_are_diffusion_settings(frontends):
+def test_top_k_top_p_and_min_p_are_diffusion_settings(entries):
     given = {"top_k": 5, "top_p": 0.9, "min_p": 0.1}
     for endpoint in ("chat", "completions"):
-        found = options(prepared(frontends, given, endpoint=endpoint))
-        assert {name: found[name] for name in given} == given
-    assert options(prepared(frontends, given | {"diffusion": {"top_k": 7}}))["top_k"] == 7
-    assert options(prepared(frontends, {"top_k": -1}))["top_k"] == 0
+        assert request_of(prepared(entries, given, endpoint=endpoint)).settings.items() >= given.items()
+    assert request_of(prepared(entries, given | {"diffusion": {"top_k": 7}})).settings["top_k"] == 7
+    assert "top_k" not in request_of(prepared(entries, {"top_k": -1})).settings, "the default, from all"
 
 
 def test_warnings_are_bounded_ascii_without_control_characters():
@@ -308,10 +291,10 @@ def test_warnings_are_bounded_ascii_without_control_characters():
         ({"messages": []}, "chat", "invalid_value", "messages", "at least one message"),
     ],
 )
-def test_errors_have_the_codes_of_openai_and_the_names_of_the_client(frontends, body, endpoint, code, param, message):
-    error = prepared(frontends, body, endpoint=endpoint)
-    assert (error["code"], error["param"]) == (code, param)
-    assert message in error["message"] and "max_new_tokens" not in error["message"]
+def test_errors_have_the_codes_of_openai_and_the_names_of_the_client(entries, body, endpoint, code, param, message):
+    error = prepared(entries, body, endpoint=endpoint)
+    assert (error.code, error.param) == (code, param)
+    assert message in error.message and "max_new_tokens" not in error.message
 
 
 @pytest.mark.parametrize(

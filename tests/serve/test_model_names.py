@@ -1,33 +1,23 @@
 """The names by which a request may mean a model."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
+from gesso.serve.entry import ModelEntry, entry_of
 from gesso.serve.errors import ApiError
-from gesso.serve.prepare import endpoints
-from gesso.serve.prepare.frontend import ModelFrontend, frontend_of
-from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import EngineSettings, ServerSettings
+from tests.serve.preparing import prepare
 
 ENGINE = EngineSettings(adapters={"sql": "/nowhere", "odd:latest": "/nowhere"})
 
 
 @pytest.fixture(scope="module")
-def frontends():
+def entries():
     """The models of `gesso serve` without a model, and two adapters."""
     main = ServerSettings(engine=ENGINE)
     solver = ServerSettings(engine=replace(ENGINE, model="gesso-sudoku", adapters={}), name="gesso-sudoku")
-    return [ModelFrontend(main), ModelFrontend(solver)]
-
-
-def prepared(frontends, endpoint, **body):
-    names = [frontend.name for frontend in frontends]
-    adapters = {frontend.name: list(frontend.adapters) for frontend in frontends}
-    contexts, sees = dict.fromkeys(names, 512), dict.fromkeys(names, False)
-    task = {"endpoint": endpoint, "contexts": contexts, "adapters": adapters, "accepts_images": sees, "fetch": None}
-    return endpoints.run(task, json.dumps(body).encode(), frontends)
+    return [ModelEntry(main), ModelEntry(solver)]
 
 
 NAMES = [
@@ -44,7 +34,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("name", "served", "adapter"), NAMES)
-def test_a_model_has_its_name_the_tag_latest_and_its_own_name(frontends, name, served, adapter):
+def test_a_model_has_its_name_the_tag_latest_and_its_own_name(entries, name, served, adapter):
     messages = [{"role": "user", "content": "Hello"}]
     requests = {
         "chat": {"messages": messages},
@@ -54,24 +44,24 @@ def test_a_model_has_its_name_the_tag_latest_and_its_own_name(frontends, name, s
         "ollama_chat": {"messages": messages},
     }
     for endpoint, fields in requests.items():
-        request = PreparedRequest.decode(*prepared(frontends, endpoint, model=name, **fields))
-        assert (request.served, request.adapter, request.model) == (served, adapter, adapter or served)
+        form = prepare(entries, endpoint, {"model": name, **fields}).form
+        assert (form.served, form.adapter, form.model) == (served, adapter, adapter or served)
 
 
 @pytest.mark.parametrize("name", ["gesso:7b", "latest", ":latest", "gesso:latest:latest", "odd", ""])
-def test_other_names_are_not_found(frontends, name):
+def test_other_names_are_not_found(entries, name):
     with pytest.raises(ApiError, match="there is no model"):
-        frontend_of(frontends, name)
+        entry_of(entries, name)
 
 
 def test_a_directory_has_no_name_of_a_bundled_model(tiny):
-    frontend = ModelFrontend(ServerSettings(engine=EngineSettings(model=str(tiny.directory)), name="tiny"))
-    assert frontend.served_name("gesso-mini") is None and frontend.served_name("tiny:latest") == "tiny"
+    entry = ModelEntry(ServerSettings(engine=EngineSettings(model=str(tiny.directory)), name="tiny"))
+    assert entry.served_name("gesso-mini") is None and entry.served_name("tiny:latest") == "tiny"
 
 
-def test_only_models_for_conversations_claim_tools_and_thinking(frontends):
+def test_only_models_for_conversations_claim_tools_and_thinking(entries):
     def capabilities(name):
-        return json.loads(prepared(frontends, "show", model=name)[1])["capabilities"]
+        return prepare(entries, "show", {"model": name})["capabilities"]
 
     assert capabilities("gesso") == ["completion", "insert", "thinking", "tools"]
     assert capabilities("gesso-sudoku") == ["completion"]

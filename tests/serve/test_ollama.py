@@ -10,11 +10,9 @@ from gesso.chat.messages import check_messages
 from gesso.errors import InputError
 from gesso.serve import ollama
 from gesso.serve.errors import ApiError
+from gesso.serve.form import AnswerForm, OllamaForm
 from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields
-from gesso.serve.prepare import endpoints
-from gesso.serve.prepare.frontend import ModelFrontend
-from gesso.serve.prepare.request import PreparedRequest
-from gesso.serve.settings import EngineSettings, ServerSettings
+from tests.serve.preparing import entry, prepare
 from tests.serving import QUICK, server_fixture
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -236,11 +234,10 @@ def test_an_error_in_a_stream_is_its_last_line():
         yield
 
     async def read():
-        request = SimpleNamespace(model="tiny", tools=(), echo={"message": True, "template": True})
-        return [
-            line
-            async for line in ollama.stream(SimpleNamespace(tokenizer=None), request, SimpleNamespace(deltas=deltas))
-        ]
+        details = OllamaForm(message=True, template=True)
+        form = AnswerForm(served="tiny", model="tiny", adapter=None, details=details)
+        generation = SimpleNamespace(deltas=deltas, form=form)
+        return [line async for line in ollama.stream(SimpleNamespace(tokenizer=None), generation)]
 
     assert asyncio.run(read()) == [b'{"error":"too late"}\n']
 
@@ -273,13 +270,10 @@ def test_options_become_fields_of_a_chat():
 @pytest.mark.parametrize("most", [-1, -2, 0, 10**6])
 @pytest.mark.parametrize("fields", [{"messages": HELLO}, {"prompt": "Hello"}, {"prompt": "Hello", "raw": True}])
 def test_an_answer_without_a_limit_may_fill_the_context(tiny, fields, most):
-    settings = ServerSettings(engine=EngineSettings(model=str(tiny.directory)), name="tiny")
     endpoint = "ollama_chat" if "messages" in fields else "ollama_generate"
-    task = {"endpoint": endpoint, "contexts": {"tiny": 256}, "accepts_images": {"tiny": False}}
-    body = json.dumps({**fields, "options": {"num_predict": most}}).encode()
-    head, blob = endpoints.run(task, body, [ModelFrontend(settings)])
-    (job,) = PreparedRequest.decode(head, blob).jobs
-    assert job.prompt_tokens + job.max_new_tokens == 256
+    body = {**fields, "options": {"num_predict": most}}
+    (prompt,) = prepare([entry(tiny.directory)], endpoint, body).prompts
+    assert prompt.prompt_tokens + prompt.max_new_tokens == 256
 
 
 def test_the_length_for_a_hole_is_chosen_unless_it_is_limited():
@@ -291,8 +285,8 @@ def test_the_length_for_a_hole_is_chosen_unless_it_is_limited():
 
 def test_think_and_format_become_those_of_a_chat():
     assert [chat_of(think=value).thinks for value in (True, "high", False, None)] == [True, True, False, False]
-    assert chat_of(format="json").constraint() == {"json_schema": {"type": "object"}}
-    assert chat_of(format={"type": "integer"}).constraint() == {"json_schema": {"type": "integer"}}
+    assert chat_of(format="json").constraint().given == {"json_schema": {"type": "object"}}
+    assert chat_of(format={"type": "integer"}).constraint().given == {"json_schema": {"type": "integer"}}
 
 
 def test_a_tool_result_has_the_name_of_its_tool():

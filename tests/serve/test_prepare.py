@@ -17,15 +17,17 @@ from pathlib import Path
 import pytest
 
 from gesso.chat import template
+from gesso.constraints.spec import ConstraintSpec
 from gesso.errors import CheckpointError
+from gesso.serve.entry import ModelEntry
 from gesso.serve.errors import ApiError
 from gesso.serve.prepare import pool as prepare_pool
 from gesso.serve.prepare import process, reader
-from gesso.serve.prepare.frontend import ModelFrontend
+from gesso.serve.prepare.builder import source_of
 from gesso.serve.prepare.pool import PreparePool
 from gesso.serve.prepare.reader import Reader
-from gesso.serve.prepare.request import ConstraintSource
 from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
+from gesso.serve.wire import Compile, Compiled, ModelState, Readiness, Reply, frame
 from tests.waiting import PATIENCE, wait_until
 from tools.load import processes
 
@@ -48,11 +50,12 @@ class Children:
     async def begin(self):
         return self
 
-    async def exchange(self, request, fetch):
+    async def exchange(self, task, fetch):
+        request = bytes(frame(task))
         self.requests.append(request)
         if b"quick" not in request:
             await self.release.wait()
-        return b"[]", b"compiled"
+        return Compiled(b"compiled", []) if isinstance(task.work, Compile) else Reply(b"tokens")
 
     def disconnect(self):
         pass
@@ -62,11 +65,17 @@ class Children:
 
 
 async def compile(pool, client, regex):
-    return (await pool.compile(ConstraintSource.of("tiny", {"regex": regex}), client)).blob
+    return (await pool.compile(source_of("tiny", ConstraintSpec(regex=regex)), client)).term
 
 
 def tokenize(pool, client, body):
-    return pool.prepare("tokenize", body, client, {"tiny": 100}, {}, {"tiny": False})
+    return pool.prepare("tokenize", body, client, models(100))
+
+
+def models(context):
+    """Return the states of the models, of which there is one."""
+    readiness = Readiness(max_length=context, write="canvas", canvas_length=None, vision=False)
+    return {"tiny": ModelState(readiness=readiness, adapters=[])}
 
 
 async def settle():
@@ -103,7 +112,7 @@ def test_a_client_with_many_waiting_requests_gets_429_and_others_are_served(pool
         assert sum(len(lane.waiting) for lane in pool.lanes.values()) == 4  # a fourth of the queue
         async with asyncio.timeout(5):
             assert await compile(pool, "b", "quick") == b"compiled"
-            assert await tokenize(pool, "b", b"quick") == (b"[]", b"compiled")
+            assert await tokenize(pool, "b", b"quick") == Reply(b"tokens")
         children.release.set()
         await asyncio.gather(*asked, return_exceptions=True)
 
@@ -339,7 +348,7 @@ def test_a_stopped_child_fails_only_its_request_and_is_killed(real, answer):
 
 def test_a_request_that_takes_too_much_processor_time_is_too_complex(real, answer):
     body = json.dumps({"prompt": "Hello, world. " * 500_000}).encode()
-    asked = real.pool.prepare("tokenize", body, "a", {"tiny": 10**9}, {}, {"tiny": False})
+    asked = real.pool.prepare("tokenize", body, "a", models(10**9))
     with pytest.raises(ApiError, match="takes more than 1 s to prepare") as rejected:
         real.run(asked)
     assert (rejected.value.status, rejected.value.code) == (400, "too_complex")
@@ -367,27 +376,27 @@ def test_a_child_that_does_not_end_is_the_fault_of_its_request_only_if_it_comput
 # --- warming up -------------------------------------------------------------------------------------------------------
 
 
-def frontend_with(served_model, tmp_path, template):
+def entry_with(served_model, tmp_path, template):
     directory = shutil.copytree(served_model, tmp_path / "model")
     (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
-    return ModelFrontend(ServerSettings(engine=EngineSettings(model=str(directory)), name="tiny"))
+    return ModelEntry(ServerSettings(engine=EngineSettings(model=str(directory)), name="tiny"))
 
 
 TOO_DEEP = "{{ " + "[" * 5000 + "]" * 5000 + " }}"
 
 
 def test_children_inherit_the_compiled_chat_template(served_model, tmp_path, monkeypatch):
-    frontend = frontend_with(served_model, tmp_path, "{{ messages[0].content }}")
-    process.warm_up_template(frontend)
+    entry = entry_with(served_model, tmp_path, "{{ messages[0].content }}")
+    process.warm_up_template(entry)
     monkeypatch.setattr(template, "environment", None)  # nothing can be compiled now
-    assert frontend.tokenizer.chat([{"role": "user", "content": "x"}])
+    assert entry.tokenizer.chat([{"role": "user", "content": "x"}])
 
 
 @pytest.mark.parametrize(("source", "reason"), [("{% if %}", "line 1"), (TOO_DEEP, "compiled")])
 def test_a_template_that_does_not_compile_is_only_an_error_of_chats(served_model, tmp_path, capfd, source, reason):
-    frontend = frontend_with(served_model, tmp_path, source)
-    process.warm_up_template(frontend)
+    entry = entry_with(served_model, tmp_path, source)
+    process.warm_up_template(entry)
     assert "chats with tiny will be rejected" in capfd.readouterr().err
-    assert frontend.tokenizer.encode("x")
+    assert entry.tokenizer.encode("x")
     with pytest.raises(CheckpointError, match=reason):
-        frontend.tokenizer.chat([{"role": "user", "content": "x"}])
+        entry.tokenizer.chat([{"role": "user", "content": "x"}])

@@ -7,11 +7,8 @@ import pytest
 
 from gesso.serve.errors import ApiError
 from gesso.serve.openai import responses
-from gesso.serve.prepare import endpoints
-from gesso.serve.prepare.frontend import ModelFrontend
-from gesso.serve.prepare.request import PreparedRequest
-from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
 from tests.schemas import assert_valid
+from tests.serve import preparing
 from tests.serving import QUICK
 
 LONGER = QUICK | {"canvas_length": 32}
@@ -298,6 +295,8 @@ def test_the_client_parses_structured_output(client):
 
 def test_a_failure_ends_the_stream_with_a_failed_response(tiny):
     class Generation:
+        form = prepare({"input": "Hello"}, tiny).form
+
         async def deltas(self, answer):
             raise ApiError(500, "the engine died")
             yield
@@ -305,11 +304,10 @@ def test_a_failure_ends_the_stream_with_a_failed_response(tiny):
     class Model:
         tokenizer = tiny.tokenizer
 
-    async def collect(request):
-        return [event async for event in responses.stream(Model(), request, Generation())]
+    async def collect():
+        return [event async for event in responses.stream(Model(), Generation())]
 
-    head, blob = prepare({"input": "Hello"}, tiny)
-    events = asyncio.run(collect(PreparedRequest.decode(head, blob)))
+    events = asyncio.run(collect())
     assert [event.split(b"\n")[0] for event in events] == [
         b"event: response.created",
         b"event: response.in_progress",
@@ -322,12 +320,9 @@ def test_a_failure_ends_the_stream_with_a_failed_response(tiny):
 # --- rejected requests ------------------------------------------------------------------------------------------------
 
 
-def prepare(body, tiny, *, strict=False, **limits):
-    """Prepare a request in this process."""
-    engine = EngineSettings(model=str(tiny.directory))
-    settings = ServerSettings(engine=engine, limits=ServerLimits(**limits), name="tiny", strict=strict)
-    task = {"endpoint": "responses", "contexts": {"tiny": 256}, "accepts_images": {"tiny": False}, "fetch": None}
-    return endpoints.run(task, json.dumps(body).encode(), [ModelFrontend(settings)])
+def prepare(body, tiny, **settings):
+    """Return a prepared request, or the error of a rejected one."""
+    return preparing.prepare([preparing.entry(tiny.directory, **settings)], "responses", body)
 
 
 USER = {"role": "user", "content": "x"}
@@ -356,22 +351,21 @@ REJECTED = [
 
 @pytest.mark.parametrize(("body", "param"), REJECTED, ids=[json.dumps(body)[-40:] for body, _ in REJECTED])
 def test_unsupported_requests_are_rejected_with_the_field(tiny, body, param):
-    error = json.loads(prepare(body, tiny)[0])["error"]
-    assert error["status"] in (400, 404)
-    assert (error["param"] or "").startswith(param or "") and bool(error["param"]) == bool(param), error
+    error = prepare(body, tiny)
+    assert error.status in (400, 404)
+    assert (error.param or "").startswith(param or "") and bool(error.param) == bool(param), error
 
 
 def echoed(tiny, **fields):
-    request = PreparedRequest.decode(*prepare({"input": "Hello"} | fields, tiny))
-    return json.loads(request.attached.partition(b"\n")[0])
+    return json.loads(prepare({"input": "Hello"} | fields, tiny).form.details.echo)
 
 
 def test_every_response_has_the_required_fields_of_open_responses(tiny):
     echo = echoed(tiny, tools=[WEATHER], top_logprobs=0)
     assert (echo["presence_penalty"], echo["frequency_penalty"], echo["top_logprobs"]) == (0, 0, 0)
     assert echo["tools"] == [WEATHER | {"description": None, "strict": True}]
-    request = PreparedRequest.decode(*prepare({"input": "Hello"}, tiny))
-    begun, completed = (json.loads(responses.Response(request).body(each)) for each in ("in_progress", "completed"))
+    form = prepare({"input": "Hello"}, tiny).form
+    begun, completed = (json.loads(responses.Response(form).body(each)) for each in ("in_progress", "completed"))
     assert begun["completed_at"] is None and completed["completed_at"] >= completed["created_at"]
 
 
@@ -385,30 +379,30 @@ def test_every_response_has_the_required_fields_of_open_responses(tiny):
     ],
 )
 def test_a_field_without_an_effect_is_named_in_the_warnings_and_rejected_by_a_strict_server(tiny, fields, name):
-    (warning,) = PreparedRequest.decode(*prepare({"input": "Hello"} | fields, tiny)).warnings
+    (warning,) = prepare({"input": "Hello"} | fields, tiny).form.warnings
     assert warning.startswith(f"{name} was ignored: ")
     echo = echoed(tiny, **fields)
     assert (echo["truncation"], echo["top_logprobs"]) == ("disabled", 0)
-    error = json.loads(prepare({"input": "Hello"} | fields, tiny, strict=True)[0])["error"]
-    assert (error["status"], error["param"]) == (400, name)
+    error = prepare({"input": "Hello"} | fields, tiny, strict=True)
+    assert (error.status, error.param) == (400, name)
 
 
 def test_a_response_has_the_warnings_of_every_stage_in_ascii(tiny):
     asked = {"input": "Hello", "max_output_tokens": 9999, "tools": [{"type": "söök\n"}]}
-    request = PreparedRequest.decode(*prepare(asked, tiny))
-    tool, lowered = json.loads(responses.Response(request).body("completed"))["warnings"]
+    form = prepare(asked, tiny).form
+    tool, lowered = json.loads(responses.Response(form).body("completed"))["warnings"]
     assert tool == "tools.s\\xf6\\xf6k\\n was ignored: only functions are supported"
     assert lowered.startswith("max_output_tokens was lowered to ")
 
 
 def test_a_server_without_a_store_says_that_it_stores_nothing(tiny):
-    request = PreparedRequest.decode(*prepare({"input": "Hello"}, tiny, stored_responses=0))
-    echo, _, items = request.attached.partition(b"\n")
-    assert json.loads(echo)["store"] is False and not items
+    details = prepare({"input": "Hello"}, tiny, stored_responses=1).form.details
+    assert json.loads(details.echo)["store"] is True and details.items
+    details = prepare({"input": "Hello"}, tiny, stored_responses=0).form.details
+    assert json.loads(details.echo)["store"] is False and not details.items
 
 
 def test_a_conversation_that_exceeds_the_store_is_not_stored(tiny):
     for size, stored in ((1000, True), (100, False)):
-        request = PreparedRequest.decode(*prepare({"input": "Hello"}, tiny, stored_bytes=size))
-        echo, _, items = request.attached.partition(b"\n")
-        assert json.loads(echo)["store"] is bool(items) is stored
+        details = prepare({"input": "Hello"}, tiny, stored_bytes=size).form.details
+        assert json.loads(details.echo)["store"] is bool(details.items) is stored

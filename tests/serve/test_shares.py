@@ -5,12 +5,12 @@ import itertools
 import pytest
 
 from gesso.serve.errors import ApiError
-from gesso.serve.jobs import Job, Mailbox
+from gesso.serve.form import AnswerForm
+from gesso.serve.jobs import AnswerJob, CompiledRequest, Mailbox
 from gesso.serve.metrics import Metrics
-from gesso.serve.prepare.request import PreparedJob
-from gesso.serve.protocol import Ended, Ready
 from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
 from gesso.serve.supervisor import Supervisor
+from gesso.serve.wire import Ended, Prepared, PreparedPrompt, Ready
 
 IDS = itertools.count()
 
@@ -18,13 +18,28 @@ IDS = itertools.count()
 def supervisor(*, shared=True, max_batch=4, device="cpu", queue=64):
     """Return a supervisor whose engine is ready. Its messages are discarded."""
     made = Supervisor(EngineSettings(), ServerLimits(queue=queue), Metrics(), "model", shared)
-    made._handle(Ready(device, "float32", None, max_batch, 100, 256, "as requested"))
+    made._handle(ready(device, max_batch))
     return made
 
 
+def ready(device="cpu", max_batch=4):
+    return Ready(
+        device=device,
+        dtype="float32",
+        quantize=None,
+        max_batch=max_batch,
+        max_length=100,
+        prefill=256,
+        why="as requested",
+    )
+
+
 def jobs(client, count, planned=False):
-    prepared = PreparedJob(prompt=0, prompt_tokens=1, max_new_tokens=1, payload=b"", planned=planned)
-    return [Job(next(IDS), client, prepared, Mailbox()) for _ in range(count)]
+    prompt = PreparedPrompt(prompt_tokens=1, max_new_tokens=1, seed=0, planned=planned, work=b"")
+    form = AnswerForm(served="model", model="model", adapter=None)
+    prepared = Prepared(form=form, prompts=[prompt], choices=1, readiness=ready().readiness)
+    request = CompiledRequest(prepared=prepared)
+    return [AnswerJob(id=next(IDS), client=client, request=request, mailbox=Mailbox()) for _ in range(count)]
 
 
 def running(supervisor):
@@ -42,7 +57,7 @@ def test_a_client_leaves_a_slot_for_others():
 def test_the_slot_stays_free_when_an_answer_ends():
     engine = supervisor()
     engine.submit(jobs("greedy", 10))
-    engine._handle(Ended(next(iter(engine.running)), "", [], "stop", 0, {}))
+    engine._handle(Ended(id=next(iter(engine.running)), text="", tokens=[], finish_reason="stop", seed=0, usage={}))
     assert running(engine) == 3 * ["greedy"] and len(engine.waiting) == 6
 
 

@@ -13,8 +13,8 @@ from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
 from gesso.serve import startup
 from gesso.serve.metrics import Metrics
-from gesso.serve.protocol import Heartbeat, Loading
 from gesso.serve.settings import EngineSettings
+from gesso.serve.wire import Heartbeat, Loading
 from gesso.serve.worker import Worker
 from gesso.settings import BY_TOKEN, Diffusion
 from tests.backends.passes import CapturesPlainly
@@ -74,7 +74,7 @@ def test_passes_that_are_not_captured_in_time_are_captured_when_the_engine_is_id
     waiting = threading.Thread(target=lambda: taken.append(idle.next_message()))
     waiting.start()
     wait_until(lambda: not engine.captures_left)
-    idle.inbox.put(message := (Heartbeat(), b""))
+    idle.inbox.put(message := Heartbeat())
     waiting.join(PATIENCE)
     assert taken == [message]
     assert beats[-1].captures == engine.runner.backend.counts.captures

@@ -5,36 +5,33 @@ import re
 import threading
 import time
 from collections import deque
-from dataclasses import replace
 
 import pytest
 
 from gesso.api import Gesso
 from gesso.backends.torch import TorchBackend
 from gesso.constraints import budget
-from gesso.constraints.regex import regex_term
-from gesso.constraints.stored import to_bytes
+from gesso.constraints.reach import Reach
 from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
 from gesso.engine.request import Request
-from gesso.serve.protocol import (
+from gesso.serve.wire import (
     FRAME_BYTES,
-    SIZES,
+    SIZE,
     Cancel,
-    Constraint,
     Ended,
-    Failed,
     FrameTooLarge,
-    Submit,
-    decode,
-    encode,
+    RequestFailed,
+    StoredItems,
     frame,
-    sizes,
-    submit_frame,
-    submit_payload,
+    from_engine,
+    size_of,
+    to_engine,
+    work_of,
 )
 from gesso.serve.worker import Worker
 from tests.backends.passes import CapturesPlainly
+from tests.serve.submitting import submit
 from tests.serving import QUICK
 from tests.waiting import PATIENCE, wait_until
 
@@ -54,7 +51,7 @@ class Inbox(deque):
     def get(self):
         if not self:
             raise Empty
-        return self.popleft(), b""
+        return self.popleft()
 
 
 class Failing(TorchBackend):
@@ -75,14 +72,14 @@ def model_with(tiny, backend):
 
 
 def test_request_that_fails_every_pass_fails_alone(tiny):
-    model, options = model_with(tiny, Failing), {**QUICK, "max_new_tokens": 16, "settle": 1}
+    model, options = model_with(tiny, Failing), {**QUICK, "settle": 1}
     prompts = {10: [2, 200, 210], 11: [2, TOO_LARGE, 210], 12: [2, 200, 211]}
-    asked = [Submit(id, prompt, options | {"seed": id}) for id, prompt in prompts.items()]
+    asked = [submit(tiny, id, prompt, seed=id, **options) for id, prompt in prompts.items()]
     sent = []
     with pytest.raises(Empty):
         Worker(model, sent.append).run(Inbox(asked))
     assert {message.id for message in sent if isinstance(message, Ended)} == {10, 12}
-    assert [(m.id, m.by_input, m.message) for m in sent if isinstance(m, Failed)] == [
+    assert [(m.id, m.by_input, m.message) for m in sent if isinstance(m, RequestFailed)] == [
         (11, False, "MemoryError: no room")
     ]
     assert not model.engine.busy
@@ -92,16 +89,15 @@ def test_side_thread_work_delays_no_other_request_and_cancelled_work_never_runs(
     release, sent, inbox = threading.Event(), [], queue.SimpleQueue()
 
     class Slow(Worker):
-        def request(self, submitted, blob=b""):
-            assert submitted.constraint is None or release.wait(PATIENCE)
-            return super().request(submitted, blob)
+        def request(self, submitted, work):
+            assert work.guide is None or release.wait(PATIENCE)
+            return super().request(submitted, work)
 
     worker = Slow(tiny, sent.append)
-    options = {**QUICK, "max_new_tokens": 16, "settle": 1, "seed": 1}
-    compiled = to_bytes(regex_term("[ab]{3}"))
-    held, gone = (Submit(id, [2, 200, 210], options, constraint=Constraint("key", tools=False)) for id in (1, 2))
-    for message in (held, gone, Cancel(2), Submit(3, [2, 200, 210], options)):
-        inbox.put((message, compiled))
+    options = {**QUICK, "settle": 1}
+    held, gone = (submit(tiny, id, [2, 200, 210], regex="[ab]{3}", **options) for id in (1, 2))
+    for message in (held, gone, Cancel(2), submit(tiny, 3, [2, 200, 210], **options)):
+        inbox.put(message)
 
     def ended():
         return [message for message in sent if isinstance(message, Ended)]
@@ -122,18 +118,18 @@ def test_side_thread_work_delays_no_other_request_and_cancelled_work_never_runs(
 
 
 @pytest.mark.parametrize("constrained", [False, True])
-def test_the_engine_process_checks_a_request_once(tiny, monkeypatch, constrained):
-    """A check takes long with a large constraint. Nothing but its calls shows how often it runs."""
-    checked, check = [], Request.check
-    monkeypatch.setattr(Request, "check", lambda self, *limits: (checked.append(self), check(self, *limits)))
-    options = {**QUICK, "max_new_tokens": 16, "seed": 1}
-    asked = Submit(1, [2, 200, 210], options, constraint=Constraint("once", tools=False) if constrained else None)
+def test_the_engine_process_checks_only_the_constraint_of_a_request(tiny, monkeypatch, constrained):
+    """All else was checked when the request was built. Nothing but the calls shows what is checked."""
+    asked = submit(tiny, 1, [2, 200, 210], regex="[ab]{3}" if constrained else None, **QUICK)
+    checked, whole, reach = [], Request.check, Reach.check
+    monkeypatch.setattr(Request, "check", lambda self, *limits: (checked.append("whole"), whole(self, *limits)))
+    monkeypatch.setattr(Reach, "check", lambda self: (checked.append("reach"), reach(self)))
     inbox, sent = queue.SimpleQueue(), []
     worker = Worker(tiny, sent.append)
-    inbox.put((asked, to_bytes(regex_term("[ab]{3}"))))
+    inbox.put(asked)
     threading.Thread(target=worker.run, args=(inbox,), daemon=True).start()  # it waits forever, until this process ends
     wait_until(lambda: any(isinstance(message, Ended) for message in sent))
-    assert len(checked) == 1
+    assert checked == (["reach"] if constrained else [])
 
 
 def test_usage_is_measured_once_per_second_and_when_idle(tiny):
@@ -154,7 +150,7 @@ def test_usage_is_measured_once_per_second_and_when_idle(tiny):
 
     worker, start = Watched(tiny, lambda message: None), time.monotonic()
     with pytest.raises(Empty):
-        worker.run(Inbox([Submit(1, [2, 200, 210], {**QUICK, "max_new_tokens": 64, "seed": 1})]))
+        worker.run(Inbox([submit(tiny, 1, [2, 200, 210], max_new_tokens=64, **QUICK)]))
     seconds, began = time.monotonic() - start, worker.began
     assert len(began) > 4 and start < began[0] and began == sorted(set(began)), "each step has its own start time"
     most = 2 + seconds
@@ -203,20 +199,17 @@ def test_side_threads_give_way_while_a_message_is_taken_and_not_while_one_is_awa
     assert (worker.during, inbox.waiting) == ([1], [0, 0])
 
 
-def test_messages_survive_encoding():
-    constrained = Submit(1, [2, 3], {"seed": 1, "stop": ["é"]}, "odd", stream=True, constraint=Constraint("key", False))
-    for message in (constrained, Failed(4, "why", by_input=True)):
-        data = encode(message, b"blob")
-        head, blob = sizes(data[: SIZES.size])
-        assert decode(data[SIZES.size : SIZES.size + head]) == message and data[-blob:] == b"blob"
-    payload = submit_payload(constrained)
-    data = submit_frame(7, payload)
-    assert decode(data[SIZES.size :]) == replace(constrained, id=7)
+def test_messages_survive_encoding(tiny):
+    constrained = submit(tiny, 1, [2, 3], regex="a", stability=3)
+    decoded = to_engine.decode(frame(constrained)[SIZE.size :])
+    assert decoded == constrained and work_of(decoded.work).guide.key == "a"
+    assert work_of(decoded.work).request.request(tiny.info, 1, ()).diffusion.stability == 3
+    failed = RequestFailed(id=4, message="why é", by_input=True)
+    assert from_engine.decode(frame(failed)[SIZE.size :]) == failed
 
 
 def test_frames_over_the_limit_are_rejected_on_both_sides():
     with pytest.raises(FrameTooLarge):
-        frame(b"", bytes(FRAME_BYTES + 1))
-    for parts in ((FRAME_BYTES + 1, 0), (0, FRAME_BYTES + 1)):
-        with pytest.raises(FrameTooLarge):
-            sizes(SIZES.pack(*parts))
+        frame(StoredItems(bytes(FRAME_BYTES)))
+    with pytest.raises(FrameTooLarge):
+        size_of(SIZE.pack(FRAME_BYTES + 1))

@@ -79,8 +79,8 @@ def wait_until_gone(pids: Sequence[int], seconds: float) -> list[int]:
 
 # Python runs `sitecustomize.py` at the start of each process.
 LOWER_LIMIT = """\
-import gesso.serve.protocol
-gesso.serve.protocol.FRAME_BYTES = {frame_bytes}
+import gesso.serve.wire
+gesso.serve.wire.FRAME_BYTES = {frame_bytes}
 """
 
 

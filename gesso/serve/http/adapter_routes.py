@@ -17,8 +17,8 @@ from gesso.serve.models import Models
 
 def add_adapter_routes(app: FastAPI, models: Models) -> None:
     async def read(task: str, request: Request) -> dict[str, str]:
-        preparing = models.prepare(task, await json_body(request), request.state.client)
-        _, fields = await cancel_on_disconnect(request.receive, preparing)
+        preparing = models.reply(task, await json_body(request), request.state.client)
+        fields = await cancel_on_disconnect(request.receive, preparing)
         found: dict[str, str] = json.loads(fields)
         return found
 
@@ -36,7 +36,7 @@ def add_adapter_routes(app: FastAPI, models: Models) -> None:
             raise
 
     def answer(name: str, **more: Any) -> Response:
-        return JSONResponse({"id": name, "object": "model", "parent": models.main.frontend.name, **more})
+        return JSONResponse({"id": name, "object": "model", "parent": models.main.entry.name, **more})
 
     @app.post("/v1/load_lora_adapter", tags=["models"], openapi_extra=document(LoadAdapterFields))
     async def load_lora_adapter(request: Request) -> Response:

@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -18,12 +17,12 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 
 import gesso
-from gesso.engine.request import ATTEMPTS
 from gesso.serve import anthropic, ollama
 from gesso.serve.adapter_follower import Board
 from gesso.serve.anthropic_fields import MessagesFields
 from gesso.serve.fields import Fields
-from gesso.serve.generation import Generation
+from gesso.serve.form import AnswerForm, OllamaForm
+from gesso.serve.generation import Generation, SentBody
 from gesso.serve.http import error_handlers
 from gesso.serve.http.absent_routes import add_absent_routes
 from gesso.serve.http.adapter_routes import add_adapter_routes
@@ -43,7 +42,6 @@ from gesso.serve.openai import chat, completions, decide, edits, responses
 from gesso.serve.openai.chat_fields import ChatFields
 from gesso.serve.openai.response_fields import ResponseFields
 from gesso.serve.openai.text_fields import CompletionFields, DecideFields, DetokenizeFields, EditFields, TokenizeFields
-from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import ServerSettings
 
 TITLE = "Gesso"
@@ -93,48 +91,47 @@ def _post(app: FastAPI, path: str, tag: str, fields: type[Fields]) -> Callable[[
 
 
 def _add_text_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> None:
-    async def generate(
-        endpoint: ModuleType, request: Request, task: str | None = None, media_type: str = EVENTS
-    ) -> Response:
-        """Generate the answer to a request. The module of the endpoint formats it.
-
-        The task that prepares the request has the name of the module, unless it is given.
-        """
+    async def generate(endpoint: ModuleType, request: Request, task: str, media_type: str = EVENTS) -> Response:
+        """Generate the answer to a request, which the task prepares. The module of the endpoint formats it."""
         try:
-            body = await json_body(request)
-            task = task or endpoint.__name__.rpartition(".")[2]
-            preparing = models.prepare_jobs(task, body, request.state.client)
-            model, prepared, jobs = await cancel_on_disconnect(request.receive, preparing)
-            request.state.body.hold(len(prepared.images) * len(jobs))
-            if prepared.echo.get("done_reason") != ollama.UNLOAD:
+            sent = SentBody(endpoint=task, body=await json_body(request), client=request.state.client)
+            preparing = models.compiled(sent.endpoint, sent.body, sent.client)
+            compiled = await cancel_on_disconnect(request.receive, preparing)
+            prepared = compiled.prepared
+            form = prepared.form
+            request.state.body.hold(len(prepared.images) * len(prepared.prompts) * prepared.choices)
+            model = models.of(form.served)
+            unloads = isinstance(form.details, OllamaForm) and form.details.done_reason == ollama.UNLOAD
+            if not unloads:
                 await models.wake(model)
-            check = models.check_of(prepared, request.state.client)
-            attempts = 1 if prepared.stream else ATTEMPTS  # a stream has sent its text
-            generation = Generation(model.supervisor, model.settings.limits, jobs, check, attempts)
-            fields = {"model": prepared.model, "stream": prepared.stream, "jobs": len(jobs), "user": prepared.user}
-            images = {"images": prepared.image_count} if prepared.image_count else {}
-            metrics.images.inc(prepared.image_count)
-            add_to_log(request.state, **fields, **images, **_warnings_field(prepared))
-            headers = warning_headers(prepared.warnings)
+            generation = Generation(models, sent, compiled)
+            jobs = len(generation.jobs)
+            fields = {"model": form.model, "stream": form.stream, "jobs": jobs, "user": form.user}
+            images = {"images": form.image_count} if form.image_count else {}
+            metrics.images.inc(form.image_count)
+            add_to_log(request.state, **fields, **images, **_warnings_field(form))
             finish = partial(_finish, request, generation)
-            if prepared.stream:
-                finish = partial(_finish, request, generation)
-                return EventStream(endpoint.stream(model, prepared, generation), finish, media_type, headers)
+            if form.stream:
+                headers = warning_headers(form.warnings)
+                return EventStream(endpoint.stream(model, generation), finish, media_type, headers)
             await _run_to_end(request, generation)
         except ClientDisconnected:
             return Response(status_code=CLIENT_LEFT)
 
         def content() -> bytes:
-            answer: dict[str, Any] | bytes = endpoint.answer(model, prepared, generation)
-            return answer if isinstance(answer, bytes) else json.dumps({**answer, **_warnings_field(prepared)}).encode()
+            answer: dict[str, Any] | bytes = endpoint.answer(model, generation)
+            if isinstance(answer, bytes):
+                return answer
+            return json.dumps({**answer, **_warnings_field(generation.form)}).encode()
 
         # In a thread: thousands of tokens with log-probabilities take a while to format.
+        headers = warning_headers(generation.form.warnings)
         return Response(await asyncio.to_thread(content), headers=headers, media_type="application/json")
 
     @_post(app, "/v1/chat/completions", "text", ChatFields)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        return await generate(chat, request)
+        return await generate(chat, request, "chat")
 
     @_post(app, "/v1/completions", "text", CompletionFields)
     async def text_completions(request: Request) -> Response:
@@ -142,27 +139,27 @@ def _add_text_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> None:
 
         With `echo`, return the log-probabilities of the prompt by the causal encoder.
         """
-        return await generate(completions, request)
+        return await generate(completions, request, "completions")
 
     @_post(app, "/v1/decide", "text", DecideFields)
     async def decisions(request: Request) -> Response:
         """Choose among several texts, with the probability of each."""
-        return await generate(decide, request)
+        return await generate(decide, request, "decide")
 
     @_post(app, "/v1/edits", "text", EditFields)
     async def text_edits(request: Request) -> Response:
         """Rewrite a span of a text."""
-        return await generate(edits, request)
+        return await generate(edits, request, "edits")
 
     @_post(app, "/v1/responses", "text", ResponseFields)
     async def text_responses(request: Request) -> Response:
         """Answer a text or a conversation, in the form of OpenAI's Responses API."""
-        return await generate(responses, request)
+        return await generate(responses, request, "responses")
 
     @_post(app, "/v1/messages", "text", MessagesFields)
     async def messages(request: Request) -> Response:
         """Answer a conversation, in the form of Anthropic's Messages API."""
-        return await generate(anthropic, request)
+        return await generate(anthropic, request, "anthropic")
 
     @_post(app, "/api/chat", "text", OllamaChatFields)
     async def ollama_chat(request: Request) -> Response:
@@ -177,8 +174,8 @@ def _add_text_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> None:
     add_llama_cpp_routes(app, models, generate)
 
 
-def _warnings_field(prepared: PreparedRequest) -> dict[str, Any]:
-    return {"warnings": prepared.warnings} if prepared.warnings else {}
+def _warnings_field(form: AnswerForm) -> dict[str, Any]:
+    return {"warnings": form.warnings} if form.warnings else {}
 
 
 async def _run_to_end(request: Request, generation: Generation) -> None:
@@ -211,8 +208,8 @@ def _finish(request: Request, generation: Generation, client_left: bool) -> None
 def _add_token_endpoints(app: FastAPI, models: Models) -> None:
     async def convert(endpoint: str, request: Request) -> Response:
         try:
-            work = models.prepare(endpoint, await json_body(request), request.state.client)
-            _, answer = await cancel_on_disconnect(request.receive, work)
+            work = models.reply(endpoint, await json_body(request), request.state.client)
+            answer = await cancel_on_disconnect(request.receive, work)
         except ClientDisconnected:
             return Response(status_code=CLIENT_LEFT)
         return Response(answer, media_type="application/json")
@@ -274,7 +271,7 @@ def _add_operation_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> 
     async def running_models() -> dict[str, Any]:
         """List the models whose engines have been started, in the form of Ollama's API."""
         running = [model for model in models.all if model.supervisor.started]
-        return {"models": [ollama.running_entry(model.frontend.name, model.context) for model in running]}
+        return {"models": [ollama.running_entry(model.entry.name, model.context) for model in running]}
 
     @app.get("/api/version", tags=["operation"])
     async def version() -> dict[str, str]:
@@ -283,8 +280,8 @@ def _add_operation_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> 
 
     def describe(name: str) -> dict[str, Any]:
         served = models.of(name)
-        name = served.frontend.served_name(name) or name
-        parent = {"parent": served.frontend.name} if name != served.frontend.name else {}
+        name = served.entry.served_name(name) or name
+        parent = {"parent": served.entry.name} if name != served.entry.name else {}
         return {
             "id": name,
             "object": "model",
@@ -292,7 +289,7 @@ def _add_operation_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> 
             "owned_by": "gesso",
             "max_model_len": served.context,
             "vision": served.accepts_images,
-            "meta": {"n_ctx_train": served.frontend.longest},  # by which llama.vscode recognizes llama.cpp's API
+            "meta": {"n_ctx_train": served.entry.info.max_length},  # by which llama.vscode recognizes llama.cpp's API
             **parent,
         }
 
@@ -312,7 +309,7 @@ def _add_operation_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> 
         reader = models.pool.reader.state
         status = supervisor.state if supervisor.state != "ready" else reader
         body: dict[str, Any] = {"status": status, "reader": reader, "progress": round(supervisor.progress, 2)}
-        body |= engine_message() | (asdict(supervisor.ready) if supervisor.ready is not None else {})
+        body |= engine_message() | (supervisor.ready.described if supervisor.ready is not None else {})
         ok = status == "ready"
         return JSONResponse(body, 200 if ok else 503, headers={} if ok else {"Retry-After": "1"})
 

@@ -31,4 +31,4 @@ def add_llama_cpp_routes(app: FastAPI, models: Models, generate: Generate) -> No
     async def props(model: str | None = None) -> dict[str, Any]:
         """Return the context of a model, in the form of llama.cpp's API."""
         served = models.of(model)
-        return llama_cpp.properties(served, model or served.frontend.name)
+        return llama_cpp.properties(served, model or served.entry.name)

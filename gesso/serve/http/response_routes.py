@@ -27,8 +27,8 @@ def add_stored_responses(app: FastAPI, models: Models) -> None:
         query = json.dumps(dict(request.query_params)).encode()
         body = query + b"\n" + models.stored.get(request.state.client, id).items
         try:
-            work = models.prepare("input_items", body, request.state.client)
-            _, page = await cancel_on_disconnect(request.receive, work)
+            work = models.reply("input_items", body, request.state.client)
+            page = await cancel_on_disconnect(request.receive, work)
         except ClientDisconnected:
             return Response(status_code=CLIENT_LEFT)
         return Response(page, media_type="application/json")

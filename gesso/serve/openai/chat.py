@@ -7,26 +7,27 @@ from typing import Any
 
 from gesso.chat.calls import ToolCall
 from gesso.serve.deltas import AnswerDeltas, Delta
+from gesso.serve.form import AnswerForm, ChatForm
 from gesso.serve.generation import Generation
-from gesso.serve.jobs import Job
+from gesso.serve.jobs import AnswerJob
 from gesso.serve.models import ServedModel
 from gesso.serve.openai.chunks import head, stream_chunks
 from gesso.serve.openai.logprobs import chat_logprobs
-from gesso.serve.prepare.request import PreparedRequest
-from gesso.serve.protocol import Ended
+from gesso.serve.wire import Ended
 
 ID_PREFIX = "chatcmpl"
 
 
-def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
+def answer(model: ServedModel, generation: Generation) -> dict[str, Any]:
+    form = generation.form
     choices = []
     for index, job in enumerate(generation.jobs):
         ended = generation.ended[index]
-        read = AnswerDeltas(model.tokenizer, chat=True, tools=request.tools, one_call=request.one_call).answer(ended)
+        read = AnswerDeltas(model.tokenizer, chat=True, tools=form.tools, one_call=form.one_call).answer(ended)
         message: dict[str, Any] = {"role": "assistant", "content": read.text or None, "refusal": None}
         if read.thinking:
             message["reasoning_content"] = read.thinking
-        if read.tool_calls and request.echo["functions"]:
+        if read.tool_calls and _has_functions(form):
             message["function_call"] = _function(read.tool_calls[0])
         elif read.tool_calls:
             message["tool_calls"] = [_tool_call(call) for call in read.tool_calls]
@@ -38,18 +39,18 @@ def answer(model: ServedModel, request: PreparedRequest, generation: Generation)
             {
                 "index": index,
                 "message": message,
-                "logprobs": chat_logprobs(model.tokenizer, job, ended) if request.logprobs else None,
-                "finish_reason": _finish_reason(request, ended, read.tool_calls),
+                "logprobs": chat_logprobs(model.tokenizer, job, ended) if form.logprobs else None,
+                "finish_reason": _finish_reason(form, ended, read.tool_calls),
                 "seed": ended.seed,
             }
         )
-    return {**head("chat.completion", request.model, ID_PREFIX), "choices": choices, "usage": generation.usage()}
+    return {**head("chat.completion", form.model, ID_PREFIX), "choices": choices, "usage": generation.usage()}
 
 
-def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
+def stream(model: ServedModel, generation: Generation) -> AsyncGenerator[bytes]:
+    form = generation.form
     answers = [
-        AnswerDeltas(model.tokenizer, chat=True, tools=request.tools, one_call=request.one_call)
-        for _ in generation.jobs
+        AnswerDeltas(model.tokenizer, chat=True, tools=form.tools, one_call=form.one_call) for _ in generation.jobs
     ]
     calls_sent = [0] * len(answers)
 
@@ -61,26 +62,25 @@ def stream(model: ServedModel, request: PreparedRequest, generation: Generation)
         if delta.thinking:
             fields["reasoning_content"] = delta.thinking
         first = calls_sent[index]
-        if delta.calls and request.echo["functions"]:
+        if delta.calls and _has_functions(form):
             fields["function_call"] = _function(delta.calls[0])
         elif delta.calls:
             fields["tool_calls"] = [{"index": i, **_tool_call(c)} for i, c in enumerate(delta.calls, first)]
             calls_sent[index] += len(delta.calls)
         return fields
 
-    def choices(job: Job, delta: Delta, ended: Ended | None) -> list[dict[str, Any]]:
-        more = {"logprobs": chat_logprobs(model.tokenizer, job, ended)} if ended and request.logprobs else {}
+    def choices(job: AnswerJob, delta: Delta, ended: Ended | None) -> list[dict[str, Any]]:
+        more = {"logprobs": chat_logprobs(model.tokenizer, job, ended)} if ended and form.logprobs else {}
         events = [choice(job.index, delta_fields(job.index, delta), **more)] if delta else []
         if ended:
             read = answers[job.index].final
             malformed = {"malformed_tool_calls": list(read.malformed)} if read.malformed else {}
-            reason = _finish_reason(request, ended, read.tool_calls)
+            reason = _finish_reason(form, ended, read.tool_calls)
             events.append(choice(job.index, malformed, finish_reason=reason, seed=ended.seed))
         return events
 
     return stream_chunks(
-        head("chat.completion.chunk", request.model, ID_PREFIX),
-        request,
+        head("chat.completion.chunk", form.model, ID_PREFIX),
         generation,
         answers,
         choices,
@@ -88,10 +88,14 @@ def stream(model: ServedModel, request: PreparedRequest, generation: Generation)
     )
 
 
-def _finish_reason(request: PreparedRequest, ended: Ended, calls: Sequence[ToolCall]) -> str:
+def _finish_reason(form: AnswerForm, ended: Ended, calls: Sequence[ToolCall]) -> str:
     if not calls or ended.finish_reason != "stop":
         return ended.finish_reason
-    return "function_call" if request.echo["functions"] else "tool_calls"
+    return "function_call" if _has_functions(form) else "tool_calls"
+
+
+def _has_functions(form: AnswerForm) -> bool:
+    return isinstance(form.details, ChatForm) and form.details.functions
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:

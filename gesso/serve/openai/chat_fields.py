@@ -4,9 +4,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from gesso.constraints.spec import ConstraintSpec
 from gesso.errors import InputError
 from gesso.serve.described import ChatFunctions, ChatMessages, ChatTools
-from gesso.serve.fields import Choices, Constraint, Fields, Limit, SchemaOptionFields, example
+from gesso.serve.fields import Choices, Fields, Limit, SchemaOptionFields, example, with_options
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 SCHEMA_IN_PROMPT = Field(default=True, description="Add the JSON schema of the answer to the last message.")
@@ -99,7 +100,7 @@ class ChatFields(Choices):
         last = self.messages[-1] if self.messages else {}
         if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or last.get("tool_calls"):
             raise ValueError("continue_final_message needs a last message of the assistant with a text and no calls")
-        if self.thinks or Constraint.constraint(self) or self.response_format.type != "text":
+        if self.thinks or self.constraint_with() or self.response_format.type != "text":
             raise ValueError("a last message of the assistant is continued: leave thinking and the constraint out")
         return self
 
@@ -113,35 +114,26 @@ class ChatFields(Choices):
         given = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
         return min(given, default=None)
 
-    def constraint(self, json_schema: dict[str, Any] | bool | None = None) -> dict[str, Any] | None:
-        constraint = super().constraint(self.response_format.requested_schema if json_schema is None else json_schema)
+    def constraint(self) -> ConstraintSpec | None:
+        """Return the constraint on the text. That on tool calls follows from the tools."""
+        constraint = self.constraint_with(self.response_format.requested_schema)
         if constraint and self.tool_choice not in ("auto", "none"):
-            raise InputError(f"{next(iter(constraint))} and tool_choice were given; only one constraint is allowed")
-        choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump()
-        parallel = self.parallel_tool_calls is not False
-        return whole_constraint(constraint, self.tools or [], choice, parallel, self.thinks, self.schema_options)
+            name = next(iter(constraint.given))
+            raise InputError(f"{name} and tool_choice were given; only one constraint is allowed")
+        return with_options(constraint, self.schema_options)
+
+    @property
+    def chosen_tool(self) -> str | dict[str, Any]:
+        return self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump()
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the model is shown."""
+        return None if self.tool_choice == "none" else self.tools
 
     @property
     def thinks(self) -> bool:
         return thinks(self.reasoning_effort) if self.thinking is None else self.thinking
-
-
-def whole_constraint(
-    constraint: dict[str, Any] | None,
-    tools: list[dict[str, Any]],
-    choice: str | dict[str, Any],
-    parallel: bool,
-    thinks: bool,
-    options: SchemaOptionFields | None,
-) -> dict[str, Any] | None:
-    """Return the constraint of a chat for `Guides.compile`: `constraint` if it is given, or that on its tool calls."""
-    if options is not None:
-        if constraint is None or "json_schema" not in constraint:
-            raise InputError("schema_options: they need a JSON schema; leave them out")
-        constraint = {**constraint, "schema_options": options.model_dump()}
-    if constraint is None and choice != "none" and (tools or choice != "auto"):
-        constraint = {"tools": tools, "choice": choice, "parallel": parallel}
-    return {**constraint, "thinking": True} if constraint and thinks else constraint
 
 
 def thinks(effort: str | None) -> bool:

@@ -10,12 +10,11 @@ from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.drafts import DraftEvents
 from gesso.serve.generation import Generation
 from gesso.serve.http.sse import DONE, event
-from gesso.serve.jobs import Job
-from gesso.serve.prepare.request import PreparedRequest
-from gesso.serve.protocol import Drafted, Ended, Settled
+from gesso.serve.jobs import AnswerJob
+from gesso.serve.wire import Drafted, Ended, Settled
 
 # Returns the choices of the chunks for a delta. `Ended` is given with the last delta of a job.
-Choices = Callable[[Job, Delta, Ended | None], Sequence[dict[str, Any]]]
+Choices = Callable[[AnswerJob, Delta, Ended | None], Sequence[dict[str, Any]]]
 
 
 def head(kind: str, model: str, id_prefix: str) -> dict[str, Any]:
@@ -25,7 +24,6 @@ def head(kind: str, model: str, id_prefix: str) -> dict[str, Any]:
 
 async def stream_chunks(
     head: dict[str, Any],
-    request: PreparedRequest,
     generation: Generation,
     answers: Sequence[AnswerDeltas],
     choices: Choices,
@@ -35,10 +33,11 @@ async def stream_chunks(
 
     The first event has the warnings.
     """
-    once = {"warnings": request.warnings} if request.warnings else {}
+    form = generation.form
+    once = {"warnings": form.warnings} if form.warnings else {}
 
     def chunk(*choices: dict[str, Any], **more: Any) -> bytes:
-        usage = {"usage": usage_so_far(generation, answers)} if request.continuous_usage else {}
+        usage = {"usage": usage_so_far(generation, answers)} if form.continuous_usage else {}
         data = {**head, "choices": choices, **usage, **more, **once}
         once.clear()
         return event(data)
@@ -60,14 +59,14 @@ async def stream_chunks(
                 generation.note_text(job)
                 for choice in choices(job, delta, ended):
                     yield chunk(choice)
-    if request.include_usage:
+    if form.include_usage:
         yield chunk(usage=generation.usage())
     yield DONE
 
 
 def usage_so_far(generation: Generation, answers: Sequence[AnswerDeltas]) -> dict[str, int]:
     """Return the usage of all choices, with the settled tokens of those that have not ended."""
-    prompts = {job.prepared.prompt: job.prepared.prompt_tokens for job in generation.jobs}
+    prompts = {job.prompt_index: job.prompt.prompt_tokens for job in generation.jobs}
     ended = {index: one.usage["completion_tokens"] for index, one in generation.ended.items()}
     completion = sum(ended.get(index, len(answer.tokens)) for index, answer in enumerate(answers))
     prompt = sum(prompts.values())

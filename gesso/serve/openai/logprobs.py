@@ -13,11 +13,11 @@ from itertools import accumulate
 from typing import Any
 
 from gesso.chat.tokenizer import Tokenizer
-from gesso.serve.jobs import Job
-from gesso.serve.protocol import Ended
+from gesso.serve.jobs import AnswerJob
+from gesso.serve.wire import Ended
 
 
-def chat_logprobs(tokenizer: Tokenizer, job: Job, ended: Ended) -> dict[str, Any]:
+def chat_logprobs(tokenizer: Tokenizer, job: AnswerJob, ended: Ended) -> dict[str, Any]:
     content = []
     for token, (own, top) in zip(ended.tokens, job.logprobs, strict=True):
         others = [_entry(tokenizer, other, value) for other, value in top]
@@ -25,7 +25,7 @@ def chat_logprobs(tokenizer: Tokenizer, job: Job, ended: Ended) -> dict[str, Any
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokenizer: Tokenizer, job: Job, ended: Ended) -> dict[str, Any]:
+def completion_logprobs(tokenizer: Tokenizer, job: AnswerJob, ended: Ended) -> dict[str, Any]:
     texts = [_token_text(tokenizer, token) for token in ended.tokens]
     # Special tokens are not part of the text.
     lengths = [0 if token in tokenizer.special_ids else len(t) for token, t in zip(ended.tokens, texts, strict=True)]

@@ -4,11 +4,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from gesso.constraints.spec import ConstraintSpec
 from gesso.errors import InputError
 from gesso.serve.described import ResponseInput, ResponseTools
-from gesso.serve.fields import Common, Count, Fields, Limit, SchemaOptionFields, Texts, example
+from gesso.serve.fields import Common, Count, Fields, Limit, SchemaOptionFields, Texts, example, with_options
 from gesso.serve.leniency import UNSUPPORTED
-from gesso.serve.openai.chat_fields import SCHEMA_IN_PROMPT, Effort, SchemaFields, thinks, whole_constraint
+from gesso.serve.openai.chat_fields import SCHEMA_IN_PROMPT, Effort, SchemaFields, thinks
 
 Name = Annotated[str, Field(max_length=512)]
 FUNCTION_FIELDS = ("type", "name", "description", "parameters", "strict")
@@ -124,17 +125,18 @@ class ResponseFields(Common):
         kinds = [str(tool.get("type")) for tool in self.tools if tool.get("type") != "function"]
         return ignored | {f"tools.{kind}": "only functions are supported" for kind in kinds}
 
-    def constraint(self) -> dict[str, Any] | None:
-        """Return the constraint as {name: value}, or None."""
+    def constraint(self) -> ConstraintSpec | None:
+        """Return the constraint on the text. That on tool calls follows from the tools."""
         schema = self.text.format.requested_schema
-        constraint: dict[str, Any] | None = None if schema is None else {"json_schema": schema}
-        if constraint and self.tool_choice not in ("auto", "none"):
+        if schema is not None and self.tool_choice not in ("auto", "none"):
             raise InputError("text.format and tool_choice were given; only one constraint is allowed")
-        choice: Any = self.tool_choice
-        if isinstance(choice, NamedTool):
-            choice = {"type": "function", "function": {"name": choice.name}}
-        parallel = self.parallel_tool_calls
-        return whole_constraint(constraint, self.functions, choice, parallel, self.thinks, self.schema_options)
+        return with_options(None if schema is None else ConstraintSpec(json_schema=schema), self.schema_options)
+
+    @property
+    def chosen_tool(self) -> str | dict[str, Any]:
+        if isinstance(self.tool_choice, NamedTool):
+            return {"type": "function", "function": {"name": self.tool_choice.name}}
+        return self.tool_choice
 
     @property
     def thinks(self) -> bool:

@@ -11,28 +11,30 @@ from gesso.chat.answer import Answer
 from gesso.chat.tokenizer import Tokenizer
 from gesso.serve.deltas import AnswerDeltas
 from gesso.serve.errors import ApiError
+from gesso.serve.form import AnswerForm, ResponseForm
 from gesso.serve.generation import Generation
 from gesso.serve.http.sse import event, event_of_json
 from gesso.serve.models import ServedModel
 from gesso.serve.openai.response_output import Output
-from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.stored import StoredResponse
 
 
-def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> bytes:
+def answer(model: ServedModel, generation: Generation) -> bytes:
+    form = generation.form
     response, deltas = (
-        Response(request),
-        AnswerDeltas(model.tokenizer, chat=True, tools=request.tools, one_call=request.one_call),
+        Response(form),
+        AnswerDeltas(model.tokenizer, chat=True, tools=form.tools, one_call=form.one_call),
     )
     list(response.output.add(deltas.end(generation.ended[0])))  # its events are for streams
     list(response.output.end(complete=_is_complete(generation)))
     return response.finished(model, deltas.final, generation)
 
 
-async def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
+async def stream(model: ServedModel, generation: Generation) -> AsyncGenerator[bytes]:
+    form = generation.form
     response, deltas, number = (
-        Response(request),
-        AnswerDeltas(model.tokenizer, chat=True, tools=request.tools, one_call=request.one_call),
+        Response(form),
+        AnswerDeltas(model.tokenizer, chat=True, tools=form.tools, one_call=form.one_call),
         -1,
     )
 
@@ -68,11 +70,12 @@ async def stream(model: ServedModel, request: PreparedRequest, generation: Gener
 class Response:
     """One response, as JSON. The fields that it repeats stay the bytes that preparing wrote."""
 
-    def __init__(self, request: PreparedRequest) -> None:
+    def __init__(self, form: AnswerForm) -> None:
         hex_id = uuid.uuid4().hex
-        self.id, self.created_at, self.model = f"resp_{hex_id}", int(time.time()), request.model
-        self.warnings = request.warnings
-        self.echo, _, self.items = request.attached.partition(b"\n")
+        self.id, self.created_at, self.model = f"resp_{hex_id}", int(time.time()), form.model
+        self.warnings = form.warnings
+        assert isinstance(form.details, ResponseForm)
+        self.echo, self.items = form.details.echo, form.details.items
         self.output = Output(hex_id)
 
     def body(self, status: str, output: bytes = b"[]", **given: Any) -> bytes:

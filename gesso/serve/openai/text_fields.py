@@ -4,6 +4,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from gesso.constraints.spec import ConstraintSpec
 from gesso.engine.decision import CHOICES
 from gesso.serve.described import ChatMessages, ChatTools
 from gesso.serve.fields import (
@@ -51,8 +52,8 @@ class CompletionFields(Choices):
     echo: bool = Field(default=False, description="Return the log-probabilities of the prompt; writes no text.")
     best_of: Count = Field(default=1, description="With a suffix: generate this many texts, return the most likely.")
 
-    def constraint(self, json_schema: dict[str, Any] | bool | None = None) -> dict[str, Any] | None:
-        return super().constraint(self.response_format.requested_schema if json_schema is None else json_schema)
+    def constraint(self) -> ConstraintSpec | None:
+        return self.constraint_with(self.response_format.requested_schema)
 
     @model_validator(mode="after")
     def _check_echo(self) -> Self:

@@ -1,299 +1,288 @@
-"""Turn the fields of a request into jobs for the engine, and reject requests that cannot run."""
+"""Turn what a dialect has read from a body into the messages of the jobs that the engine runs."""
 
-import json
+import hashlib
 import secrets
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
 
 from gesso import renamed
-from gesso.chat.messages import check_tools, with_schema
 from gesso.chat.prompt import Prompt
-from gesso.constraints.tools import chosen
+from gesso.constraints.spec import ConstraintSpec
 from gesso.engine.request import Request
+from gesso.errors import ContextOverflow, TextOverflow
+from gesso.images.image import Image
+from gesso.request.build import build, build_base, build_decision, check_echo, prompt_of
+from gesso.request.spec import ChatSpec, DecisionSpec, EditSpec, HoleSpec, RequestSpec, TextPrompt
+from gesso.serve.entry import ModelEntry, entry_of
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import DRAWS, UNLIMITED, Common, DraftFields, ModelFields
+from gesso.serve.form import AnswerForm
 from gesso.serve.packed_images import pack
-from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 from gesso.serve.prepare.images import ImageReader
-from gesso.serve.prepare.request import ConstraintSource, PreparedJob, PreparedRequest
-from gesso.serve.protocol import Submit, submit_payload
-from gesso.settings import at_temperature, choose
+from gesso.serve.wire import (
+    CompareTexts,
+    ConstraintSource,
+    EchoPrompt,
+    EditSpan,
+    EngineWork,
+    FillHole,
+    GuideKey,
+    Prepare,
+    Prepared,
+    PreparedPrompt,
+    WireRequest,
+    WriteText,
+    check_to_json,
+    constraint_to_json,
+    work_to_bytes,
+)
 
-SEEDS = 2**64
 GREEDY_SEED = 0
+VALUES = 2**18  # log-probabilities in the answer to one request; more would hold up the server
 # The names under which an endpoint takes a prompt, and a limit on the answer. Messages use the one that the client
 # chose.
 PROMPTS = ("messages", "prompt", "input")
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
-F = TypeVar("F", bound=ModelFields)
+@dataclass(frozen=True, kw_only=True)
+class ClientRequest:
+    """What a dialect has read from a body: what is asked for, and the form of the answer."""
+
+    specs: Sequence[RequestSpec]  # one per prompt; none: the answer is empty
+    form: AnswerForm
+    choices: int = 1  # of each prompt
+    hole: HoleSpec | EditSpec | None = None  # the prompt then only counts towards the context
+    seconds: float | None = None
 
 
-class Builder(Generic[F]):
-    """Builds the jobs of one request within the limits of the model that it names."""
+class Preparation:
+    """The preparation of one request, for the model that it names."""
 
-    def __init__(self, task: dict[str, Any], fields: F, frontends: Sequence[ModelFrontend]) -> None:
-        self.fields, self.frontend = fields, frontend_of(frontends, fields.model)
-        self.context: int = task["contexts"][self.frontend.name]
-        self.limits = self.frontend.settings.limits
+    def __init__(self, task: Prepare, fields: ModelFields, entries: Sequence[ModelEntry]) -> None:
+        self.fields = fields
+        self.entry = entry_of(entries, fields.model)
+        self.readiness = task.models[self.entry.name].readiness
+        self.info = self.entry.info_at(self.readiness)
+        self.limits = self.entry.settings.limits
         self.prompt_field = next((name for name in PROMPTS if name in fields.model_fields_set), "prompt")
-        self.adapter = self.frontend.adapter(fields.model)
-        self.images = image_reader(task, self.frontend)
+        self.adapter = self.entry.adapter(fields.model)
+        self.images = ImageReader(self.entry, self.readiness, task.fetched)
+
+    # --- for dialects -------------------------------------------------------------------------------------------------
+
+    def form(self, **fields: Any) -> AnswerForm:
+        """Return the form of the answer, with these fields of one dialect."""
+        return AnswerForm(
+            served=self.entry.name,
+            model=self.adapter or self.entry.name,
+            adapter=self.adapter,
+            user=self.fields.user,
+            **fields,
+        )
+
+    def spec(self, fields: Common, prompt: TextPrompt | ChatSpec, **more: Any) -> RequestSpec:
+        """Return what the fields that several endpoints share ask for."""
+        settings: Any
+        settings, _ = _settings(fields)
+        seed = fields.seed
+        if seed is None:  # at temperature 0 clients expect the same text again
+            seed = GREEDY_SEED if fields.temperature == 0 else secrets.randbits(32)
+        drafts = fields.diffusion.drafts
+        return RequestSpec(
+            prompt=prompt,
+            seed=seed,
+            temperature=fields.temperature,
+            preset=settings.pop("preset", None),
+            settings=settings,
+            pins={int(at): token for at, token in fields.diffusion.pins.items()},
+            draft_logprobs=(drafts.candidates or None) if isinstance(drafts, DraftFields) else None,
+            adapter=self.adapter,
+            **more,
+        )
 
     def text_tokens(self, text: str, *, bos: bool = True) -> list[int]:
-        self.frontend.check_size(len(text), self.context, self.prompt_field)
-        return self.frontend.tokenizer.encode(text, bos=bos)
+        """Return the tokens of a text, which may be empty."""
+        try:
+            self.info.check_size(len(text))
+        except TextOverflow as error:
+            raise text_too_long(error, self.prompt_field) from None
+        return self.info.tokenizer.encode(text, bos=bos)
 
-    def chat_prompt(
-        self, messages: Sequence[dict[str, Any]], *, tools: Any = None, thinking: bool = False, schema: Any = None
-    ) -> Prompt:
-        messages = self.images.read(with_schema(messages, schema))
-        self.frontend.check_size(characters(messages) + characters(tools), self.context, self.prompt_field)
-        return self.frontend.tokenizer.chat(messages, tools=tools, thinking=thinking)
+    def prompt(self, spec: RequestSpec) -> Prompt:
+        """Return the tokens of a request that is not run."""
+        try:
+            return prompt_of(spec, self.info, self.images.read)
+        except TextOverflow as error:
+            raise self._worded(error) from None
 
-    def check_length(self, prompt_tokens: int, max_new_tokens: int) -> None:
-        """Reject a prompt and an answer that together exceed the context, or this server's limit."""
-        total = prompt_tokens + max_new_tokens
-        limit = self.limits.request_tokens
-        if total > self.context:
-            # Clients recognize an overflow by this sentence.
-            most = f"This model's maximum context length is {self.context} tokens"
-            code = "context_length_exceeded"
-        elif limit is not None and total > limit:
-            most = f"This server's limit is {limit} tokens per request"
-            code = "request_too_long"
-        else:
-            return
-        prompt = self.prompt_field
-        message = f"{prompt}: {prompt_tokens} tokens, and at least {max_new_tokens} for the answer. {most}"
-        raise ApiError(400, f"{message}; shorten {prompt}", param=prompt, code=code)
+    # --- messages -----------------------------------------------------------------------------------------------------
 
-    def encoded(
-        self,
-        jobs: list[PreparedJob],
-        *,
-        stream: bool = False,
-        include_usage: bool = False,
-        continuous_usage: bool = False,
-        logprobs: bool = False,
-        one_call: bool = False,
-        warnings: Sequence[str] = (),
-        echo: dict[str, Any] | None = None,
-        tools: Sequence[str] = (),
-        constraint: ConstraintSource | None = None,
-        checked_by: bytes = b"",
-        images: bytes = b"",
-        image_count: int = 0,
-        attached: bytes = b"",
-    ) -> tuple[bytes, bytes]:
-        """Return the encoded request with these jobs. All of them have the same images."""
-        return PreparedRequest(
-            served=self.frontend.name,
-            model=self.adapter or self.frontend.name,
-            adapter=self.adapter,
-            stream=stream,
-            user=self.fields.user,
-            include_usage=include_usage,
-            continuous_usage=continuous_usage,
-            logprobs=logprobs,
-            one_call=one_call,
-            warnings=list(warnings),
-            echo=echo or {},
-            tools=list(tools),
-            jobs=jobs,
-            constraint=constraint,
-            checked_by=checked_by,
-            images=images,
-            image_count=image_count,
-            attached=attached,
-        ).encode()
-
-
-class RequestBuilder(Builder[Common]):
-    """Builds the jobs of a request that generates text."""
-
-    def constraint(self, constraint: dict[str, Any] | None) -> ConstraintSource | None:
-        """Return the constraint for the task that compiles it, or reject it."""
-        if constraint is None:
-            return None
-        if "tools" in constraint:
-            constraint = {**constraint, "tools": check_tools(constraint["tools"]) or ()}
-            if chosen(constraint["tools"], constraint["choice"]):
-                self.frontend.guides.check_tags()
-            elif not self.frontend.guides.has_tags:
-                return None  # the model is free to call none of the tools
-        return ConstraintSource.of(self.frontend.name, constraint)
-
-    def build(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        n: int = 1,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        top_logprobs: int | None = None,
-        constraint: ConstraintSource | None = None,
-        hole: dict[str, Any] | None = None,
-        seconds: float | None = None,
-        include_usage: bool = False,
-        continuous_usage: bool = False,
-        one_call: bool = False,
-        warnings: Sequence[str] = (),
-        echo: dict[str, Any] | None = None,
-        attached: bytes = b"",
-        tools: Sequence[str] = (),
-        checked_by: bytes = b"",
-    ) -> tuple[bytes, bytes]:
-        """Return the encoded request, with one job per choice of each prompt. Choice i uses the seed + i.
-
-        A request with images has one prompt.
-
-        With a hole to fill, the prompt only counts towards the context: the engine takes the text from `hole`.
-        """
-        fields = self.fields
-        if n * len(prompts) > self.limits.choices:
+    def texts(self, fields: Common, request: ClientRequest) -> Prepared:
+        """Build the requests of texts, and encode each once for all choices."""
+        if request.choices * len(request.specs) > self.limits.choices:
             raise ApiError(400, f"n: at most {self.limits.choices} choices in one request", param="n")
-        seed = self._seed()
-        diffusion, renames = self._diffusion_settings()
-        all_warnings = [*warnings, *renames]
-        jobs: list[PreparedJob] = []
-        given = [image for prompt in prompts for image in prompt.images]
-        shapes, images = pack(given)
-        if len(images) * n > (limit := self.limits.image_bytes):  # the engine gets them with every choice
+        _, renames = _settings(fields)
+        warnings = [*request.form.warnings, *renames]
+        built: list[Request] = []
+        for spec in request.specs:
+            one = self._built(spec, is_base=request.hole is not None)
+            built.append(one)
+            warnings += self._lowered(spec, one)
+        images = _different(built)
+        shapes, pixels = pack(images)
+        self._check_pixels(len(pixels), request.choices)
+        constraint = next((one.constraint for one in built if one.constraint is not None), None)
+        source = None if constraint is None else source_of(self.entry.name, constraint)
+        prompts = []
+        for spec, one in zip(request.specs, built, strict=True):
+            work = _work(request, spec, one, images, source)
+            prompts.append(_prompt(one, work, planned=request.hole is not None))
+        form = msgspec.structs.replace(
+            request.form,
+            warnings=list(dict.fromkeys(warnings)),
+            image_count=sum(len(one.images) for one in built),
+            check=check_to_json(next((one.validate for one in built if one.validate is not None), None)),
+        )
+        return Prepared(
+            form=form,
+            prompts=prompts,
+            choices=request.choices,
+            readiness=self.readiness,
+            drafts=fields.diffusion.drafts is not False,
+            constraint=source,
+            shapes=shapes,
+            images=memoryview(pixels),
+        )
+
+    def decision(self, spec: DecisionSpec, form: AnswerForm) -> Prepared:
+        """Build the request for a decision: one job, whatever the number of choices."""
+        try:
+            request = build_decision(spec, self.info, self.images.read)
+        except (ContextOverflow, TextOverflow) as error:
+            raise self._worded(error) from None
+        images = _different([request])
+        shapes, pixels = pack(images)
+        return Prepared(
+            form=msgspec.structs.replace(form, image_count=len(request.images)),
+            prompts=[_prompt(request, CompareTexts(WireRequest.of(request, images)), planned=True)],
+            choices=1,
+            readiness=self.readiness,
+            shapes=shapes,
+            images=memoryview(pixels),
+        )
+
+    def echo(self, prompts: Sequence[Sequence[int]], top_logprobs: int, new_tokens: int, form: AnswerForm) -> Prepared:
+        """Prepare the log-probabilities of prompts: one job per prompt."""
+        tokens = sum(map(len, prompts))
+        if tokens * (1 + top_logprobs) > VALUES:
+            most = f"exceed {VALUES} log-probabilities per request; send fewer"
+            raise ApiError(400, f"{tokens} tokens with logprobs: {top_logprobs} {most}", param="prompt")
+        prepared: list[PreparedPrompt] = []
+        for prompt in prompts:
+            try:
+                check_echo(prompt, new_tokens, self.info)
+            except ContextOverflow as error:
+                raise self._worded(error) from None
+            work = EchoPrompt(
+                prompt=list(prompt), top_logprobs=top_logprobs, new_tokens=new_tokens, adapter=self.adapter
+            )
+            one = PreparedPrompt(
+                prompt_tokens=len(prompt), max_new_tokens=new_tokens, seed=0, planned=True, work=work_to_bytes(work)
+            )
+            prepared.append(one)
+        return Prepared(form=form, prompts=prepared, choices=1, readiness=self.readiness)
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _built(self, spec: RequestSpec, *, is_base: bool) -> Request:
+        try:
+            return build_base(spec, self.info) if is_base else build(spec, self.info, self.images.read)
+        except (ContextOverflow, TextOverflow) as error:
+            raise self._worded(error) from None
+
+    def _worded(self, error: ContextOverflow | TextOverflow) -> ApiError:
+        """Return an overflow in the words of the endpoint."""
+        prompt = self.prompt_field
+        if isinstance(error, TextOverflow):
+            return text_too_long(error, prompt)
+        context = self.info.max_length
+        if error.prompt_tokens + error.new_tokens > context:
+            most = f"This model's maximum context length is {context} tokens"  # by which clients recognize an overflow
+            code = "context_length_exceeded"
+        else:
+            most = f"This server's limit is {error.limit} tokens per request"
+            code = "request_too_long"
+        message = f"{prompt}: {error.prompt_tokens} tokens, and at least {error.new_tokens} for the answer. {most}"
+        return ApiError(400, f"{message}; shorten {prompt}", param=prompt, code=code)
+
+    def _lowered(self, spec: RequestSpec, request: Request) -> list[str]:
+        """Return the warning of a limit on the answer that exceeds the room after the prompt."""
+        length = request.max_new_tokens
+        if spec.max_new_tokens is None or not length < spec.max_new_tokens < UNLIMITED:
+            return []
+        given = next((name for name in LIMITS if getattr(self.fields, name, None) is not None), "max_tokens")
+        return [f"{given} was lowered to {length}: more do not fit after {self.prompt_field}"]
+
+    def _check_pixels(self, size: int, choices: int) -> None:
+        limit = self.limits.image_bytes
+        if size * choices > limit:  # the engine gets them with every choice
             message = (
-                f"n: {n} choices take {len(images) * n:,} bytes of images, and the limit is {limit:,}; ask for fewer"
+                f"n: {choices} choices take {size * choices:,} bytes of images, and the limit is {limit:,}; "
+                "ask for fewer"
             )
             raise ApiError(400, message, param="n")
-        for index, prompt in enumerate(prompts):
-            size = len(prompt.tokens)
-            length = max(1, min(max_tokens or self.frontend.defaults.max_new_tokens, self._room - size))
-            if max_tokens is not None and length < max_tokens < UNLIMITED:
-                all_warnings.append(self._lowered(length))
-            request = self._checked_request(prompt, length, diffusion, stop, top_logprobs)
-            options = {
-                **diffusion,
-                "max_new_tokens": length,
-                "stop": list(stop),
-                "pins": fields.diffusion.pins,
-                "top_logprobs": top_logprobs,
-                "draft_logprobs": request.draft_logprobs,
-            }
-            if hole is not None:
-                options = _hole_options(options, max_tokens)
-            for choice in range(n):
-                submit = Submit(
-                    id=0,
-                    prompt=[] if hole is not None else prompt.tokens,
-                    options={**options, "seed": (seed + choice) % SEEDS},
-                    adapter=self.adapter,
-                    stream=fields.stream,
-                    drafts=fields.diffusion.drafts is not False,
-                    constraint=None if constraint is None else constraint.reference,
-                    hole=hole,
-                    seconds=seconds,
-                    images=shapes,
-                )
-                job = PreparedJob(
-                    prompt=index,
-                    prompt_tokens=size,
-                    max_new_tokens=length,
-                    payload=submit_payload(submit),
-                    planned=hole is not None,
-                )
-                jobs.append(job)
-        return self.encoded(
-            jobs,
-            stream=fields.stream,
-            include_usage=include_usage,
-            continuous_usage=continuous_usage,
-            logprobs=top_logprobs is not None,
-            one_call=one_call,
-            warnings=list(dict.fromkeys(all_warnings)),
-            echo=echo,
-            tools=tools,
-            constraint=constraint,
-            checked_by=checked_by,
-            images=images,
-            image_count=len(given),
-            attached=attached,
-        )
-
-    def _seed(self) -> int:
-        """Return the seed of the first choice. At temperature 0 clients expect the same text again, so it is fixed."""
-        if self.fields.seed is not None:
-            return self.fields.seed
-        return GREEDY_SEED if self.fields.temperature == 0 else secrets.randbits(32)
-
-    @property
-    def _room(self) -> int:
-        """The most tokens of a prompt and its answer."""
-        limit = self.limits.request_tokens
-        return self.context if limit is None else min(self.context, limit)
-
-    def _lowered(self, length: int) -> str:
-        """Return the warning of a limit on the answer that exceeds the room after the prompt."""
-        given = next((name for name in LIMITS if getattr(self.fields, name, None) is not None), "max_tokens")
-        return f"{given} was lowered to {length}: more do not fit after {self.prompt_field}"
-
-    def _diffusion_settings(self) -> tuple[dict[str, Any], list[str]]:
-        """Return the diffusion settings of the request, its temperature translated, and warnings of former names."""
-        fields = self.fields
-        given = {name: value for name in DRAWS if (value := getattr(fields, name)) is not None}
-        given |= fields.diffusion.model_dump(exclude_none=True, exclude={"pins", "drafts"})
-        given, renames = renamed.translate(given)
-        settings = choose(self.frontend.defaults.diffusion, **given)
-        return {**given, **at_temperature(settings, fields.temperature)}, renames
-
-    def _checked_request(
-        self,
-        prompt: Prompt,
-        max_new_tokens: int,
-        diffusion: dict[str, Any],
-        stop: Sequence[str],
-        top_logprobs: int | None,
-    ) -> Request:
-        """Return the request that the engine will run, after the engine's own checks and those of the server."""
-        drafts = self.fields.diffusion.drafts
-        request = Request(
-            prompt=tuple(prompt.tokens),
-            images=prompt.images,
-            max_new_tokens=max_new_tokens,
-            diffusion=choose(self.frontend.defaults.diffusion, **diffusion),
-            stop=tuple(stop),
-            pins={int(at): token for at, token in self.fields.diffusion.pins.items()},
-            top_logprobs=top_logprobs,
-            draft_logprobs=(drafts.candidates or None) if isinstance(drafts, DraftFields) else None,
-        )
-        self.check_length(len(prompt.tokens), max_new_tokens)
-        request.check(self.frontend.config, self.context)
-        longest, canvas = self.frontend.config.canvas_length, request.diffusion.canvas_length
-        if canvas is not None and canvas > longest:
-            # A longer canvas than the model was trained with would also lengthen the steps of other requests.
-            message = f"diffusion.canvas_length: at most {longest}, the model's own, on this server; got {canvas}"
-            raise ApiError(400, message, param="diffusion.canvas_length")
-        return request
 
 
-def image_reader(task: dict[str, Any], frontend: ModelFrontend) -> ImageReader:
-    name = frontend.name
-    return ImageReader(frontend, task["accepts_images"][name], task["contexts"][name], task.get("fetched"))
+def source_of(model: str, constraint: ConstraintSpec) -> ConstraintSource:
+    """Return a constraint for the task that compiles it."""
+    source = constraint_to_json(constraint)
+    key = hashlib.sha256(model.encode() + b"\0" + source).hexdigest()
+    return ConstraintSource(key=key, model=model, source=source, has_tags=constraint.has_tags)
 
 
-def checked_by(constraint: dict[str, Any] | None) -> bytes:
-    """Return what the answer under a constraint is checked by, for the task `check`."""
-    if constraint is None:
-        return b""
-    if "json_schema" in constraint:
-        return json.dumps({"schema": constraint["json_schema"]}).encode()
-    if "tools" not in constraint:
-        return b""
-    functions = [tool["function"] for tool in check_tools(constraint["tools"]) or ()]
-    parameters = {function["name"]: function["parameters"] for function in functions}
-    return json.dumps({"parameters": parameters, "required": constraint["choice"] != "auto"}).encode()
+def text_too_long(error: TextOverflow, field: str) -> ApiError:
+    return ApiError(
+        400,
+        f"{field}: {error.characters} characters have at least {error.least} tokens. "
+        f"This model's maximum context length is {error.limit} tokens; shorten {field}",
+        param=field,
+        code="context_length_exceeded",
+    )
 
 
-def _hole_options(options: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:
-    """Drop the options that infill sets itself, and the length unless the client set it."""
-    dropped = {"pins", "top_logprobs"} | ({"max_new_tokens"} if max_tokens is None else set())
-    return {name: value for name, value in options.items() if name not in dropped}
+def _settings(fields: Common) -> tuple[dict[str, Any], list[str]]:
+    """Return the diffusion settings that were given, with the preset, and warnings of former names."""
+    given = {name: value for name in DRAWS if (value := getattr(fields, name)) is not None}
+    given |= fields.diffusion.model_dump(exclude_none=True, exclude={"pins", "drafts"})
+    return renamed.translate(given)
+
+
+def _different(requests: Sequence[Request]) -> list[Image]:
+    """Return the images of all prompts, each once."""
+    return list({image.digest: image for request in requests for image in request.images}.values())
+
+
+def _work(
+    request: ClientRequest, spec: RequestSpec, built: Request, images: Sequence[Image], source: ConstraintSource | None
+) -> EngineWork:
+    if request.hole is None:
+        key = None if source is None or built.constraint is None else GuideKey(source.key, source.has_tags)
+        return WriteText(request=WireRequest.of(built, images), guide=key, seconds=request.seconds)
+    # The length is that of the hole, or searched for. The prompts are those of the requests for the hole.
+    hole = replace(request.hole, max_new_tokens=None if spec.max_new_tokens is None else built.max_new_tokens)
+    base = WireRequest.of(replace(built, prompt=built.prompt[:1]), images)
+    return FillHole(base, hole) if isinstance(hole, HoleSpec) else EditSpan(base, hole)
+
+
+def _prompt(request: Request, work: EngineWork, *, planned: bool) -> PreparedPrompt:
+    return PreparedPrompt(
+        prompt_tokens=len(request.prompt),
+        max_new_tokens=request.max_new_tokens,
+        seed=request.seed,
+        planned=planned,
+        work=work_to_bytes(work),
+    )

@@ -14,10 +14,11 @@ from gesso.chat.image_parts import read_images
 from gesso.errors import InputError
 from gesso.images.image import Image
 from gesso.images.sources import read_source
+from gesso.serve.entry import ModelEntry
 from gesso.serve.errors import ApiError
 from gesso.serve.image_parts import ImageSource, with_tool_images_after
-from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.remote_images import RemoteImage
+from gesso.serve.wire import Readiness
 
 REMOTE_IMAGES = 16  # in one request
 
@@ -34,9 +35,10 @@ class ImageReader:
     """Reads images for one model. `fetched` has the contents of URLs, or None if they have not been fetched yet."""
 
     def __init__(
-        self, frontend: ModelFrontend, accepts_images: bool, context: int, fetched: Mapping[str, bytes] | None = None
+        self, entry: ModelEntry, readiness: Readiness, fetched: Mapping[str, memoryview] | None = None
     ) -> None:
-        self.frontend, self.accepts_images, self.context, self.fetched = frontend, accepts_images, context, fetched
+        self.entry, self.context, self.fetched = entry, readiness.max_length, fetched
+        self.accepts_images = entry.may_see and readiness.vision
         self.remote: dict[str, RemoteImage] = {}  # to be fetched, by URL
         self.tokens = self.size = 0  # of all images so far
 
@@ -60,10 +62,10 @@ class ImageReader:
 
     def _read(self, source: Any, where: str, budget: int | None) -> Image:
         url, where = self._checked(source, where)
-        vision = self.frontend.config.vision
+        vision = self.entry.info.config.vision
         with _silent():
             image = read_source(
-                (self.fetched or {})[url] if is_remote(url) else url,
+                bytes((self.fetched or {})[url]) if is_remote(url) else url,
                 where,
                 budget,
                 patch=vision.patch_size,
@@ -79,7 +81,7 @@ class ImageReader:
                 param=where,
                 code="context_length_exceeded",
             )
-        limit = self.frontend.settings.limits.image_bytes
+        limit = self.entry.settings.limits.image_bytes
         if self.size > limit:
             raise InputError(
                 f"{where}: the images up to this one have {self.size:,} bytes of pixels, and the limit is {limit:,}; "
@@ -93,7 +95,7 @@ class ImageReader:
             source, where = source.url, source.where
         if not self.accepts_images:
             raise InputError(
-                f"{where}: the model {self.frontend.name!r} sees no images; leave the image out, or choose one with "
+                f"{where}: the model {self.entry.name!r} sees no images; leave the image out, or choose one with "
                 "vision: true in /v1/models"
             )
         if isinstance(source, str) and re.match("data:", source, re.IGNORECASE):
@@ -103,7 +105,7 @@ class ImageReader:
                 f"{where}: expected a URL like data:image/png;base64,... with the file in base64; a server opens no "
                 "files of its own"
             )
-        if not self.frontend.settings.remote_images:
+        if not self.entry.settings.remote_images:
             raise InputError(
                 f"{where}: this server fetches no images; send the image as a data: URL, or start the server with "
                 "--allow-remote-images"

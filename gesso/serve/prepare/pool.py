@@ -5,19 +5,36 @@ lane clients take turns, and no client can hold all slots or fill the queue.
 """
 
 import asyncio
-import json
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+
+import msgspec
 
 from gesso.serve.errors import ApiError
 from gesso.serve.fair_queue import FairQueue
+from gesso.serve.form import AnswerForm
 from gesso.serve.prepare.reader import Fetch, Reader, unavailable
-from gesso.serve.prepare.request import ConstraintSource, PreparedRequest
-from gesso.serve.protocol import Ended, frame
 from gesso.serve.settings import QUEUE_SHARE, ServerSettings
+from gesso.serve.wire import (
+    CheckAnswer,
+    Checked,
+    CheckText,
+    ChildTask,
+    Compile,
+    Compiled,
+    ConstraintSource,
+    FetchedImages,
+    FetchImages,
+    FromChild,
+    ModelState,
+    NeedsImages,
+    Prepare,
+    Prepared,
+    Reply,
+    RequestRejected,
+)
 
 SMALL_BODY = 64 * 1024
 SLOTS = {"small": 4, "large": 2, "remote": 4, "compile": 2, "check": 2}  # tasks at once per lane
@@ -68,14 +85,6 @@ class Lane:
             ticket.admitted.set()
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """A compiled constraint, and warnings about its schema."""
-
-    blob: bytes
-    warnings: list[str]
-
-
 @dataclass(eq=False)
 class Compilation:
     """A constraint being compiled, and the number of requests that wait for it."""
@@ -101,41 +110,33 @@ class PreparePool:
     # --- work ---------------------------------------------------------------------------------------------------------
 
     async def prepare(
-        self,
-        endpoint: str,
-        body: bytes,
-        client: str,
-        contexts: dict[str, int],
-        adapters: dict[str, list[str]],
-        accepts_images: dict[str, bool],
-        fetch: Fetch | None = None,
-    ) -> tuple[bytes, bytes]:
-        """Run the task of an endpoint. Return a JSON head and a blob.
+        self, endpoint: str, body: bytes, client: str, models: Mapping[str, ModelState], fetch: Fetch | None = None
+    ) -> Prepared | Reply:
+        """Prepare the request of an endpoint.
 
-        If the request has images of other servers, they are fetched, and the task runs again with their contents. A
+        If the request has images of other servers, they are fetched, and it is prepared again with their contents. A
         slot of the lane `remote` is held until the end, so that few requests have such images in memory.
         """
-        task = {"endpoint": endpoint, "contexts": contexts, "adapters": adapters, "accepts_images": accepts_images}
-        prepared = await self._prepare(task, body, client, fetch)
-        if not prepared[0].startswith(b'{"remote"'):
-            return prepared
-        async with self._slot("remote", client):
-            remote = json.loads(prepared[0])["remote"]
-            fetching = {"endpoint": "remote_images"}
-            sizes, images = await self._run(
-                fetching, json.dumps(remote).encode(), REMOTE_SECONDS, "fetch its images", wall=REMOTE_SECONDS
-            )
-            fetched = [(image["url"], size) for image, size in zip(remote, json.loads(sizes), strict=True)]
-            return await self._prepare({**task, "fetched": fetched}, images + body, client, fetch)
+        work = Prepare(endpoint=endpoint, body=memoryview(body), models=dict(models))
+        answer = await self._prepare(work, client, fetch)
+        if isinstance(answer, NeedsImages):
+            async with self._slot("remote", client):
+                images = FetchImages(answer.images)
+                fetched = await self._run(images, REMOTE_SECONDS, "fetch its images", wall=REMOTE_SECONDS)
+                assert isinstance(fetched, FetchedImages)
+                urls = [image.url for image in answer.images]
+                contents = dict(zip(urls, fetched.contents, strict=True))
+                answer = await self._prepare(msgspec.structs.replace(work, fetched=contents), client, fetch)
+        assert isinstance(answer, Prepared | Reply)
+        return answer
 
-    async def _prepare(
-        self, task: dict[str, Any], body: bytes, client: str, fetch: Fetch | None
-    ) -> tuple[bytes, bytes]:
-        lane = "small" if len(body) <= SMALL_BODY else "large"
-        images = max(0, len(body) - self.limits.body_bytes)
+    async def _prepare(self, work: Prepare, client: str, fetch: Fetch | None) -> FromChild:
+        size = len(work.body) + sum(map(len, (work.fetched or {}).values()))
+        lane = "small" if size <= SMALL_BODY else "large"
+        images = max(0, size - self.limits.body_bytes)
         seconds = self.limits.prepare_seconds + images // IMAGE_BYTES_PER_SECOND
         async with self._slot(lane, client):
-            return await self._run(task, body, seconds, "prepare", fetch)
+            return await self._run(work, seconds, "prepare", fetch)
 
     async def compile(self, source: ConstraintSource, client: str) -> Compiled:
         """Return a compiled constraint and its warnings.
@@ -159,27 +160,27 @@ class PreparePool:
                 shared.task.cancel()
 
     async def _compile(self, source: ConstraintSource, client: str) -> Compiled:
-        task = {"endpoint": "compile", "model": source.model}
+        work = Compile(model=source.model, source=source.source)
         async with self._slot("compile", client):
             if (compiled := self.compiled.get(source.key)) is not None:  # compiled for another client in the meantime
                 return compiled
-            warnings, blob = await self._run(task, source.source.encode(), self.limits.compile_seconds, "compile")
-        compiled = self.compiled[source.key] = Compiled(blob, json.loads(warnings))
-        while sum(len(each.blob) for each in self.compiled.values()) > CACHE_BYTES:
+            answer = await self._run(work, self.limits.compile_seconds, "compile")
+        assert isinstance(answer, Compiled)
+        self.compiled[source.key] = answer
+        while sum(len(each.term) for each in self.compiled.values()) > CACHE_BYTES:
             self.compiled.popitem(last=False)
-        return compiled
+        return answer
 
-    async def check(self, request: PreparedRequest, ended: Ended, client: str) -> str | None:
-        """Return what is wrong with an answer under its schema; None if nothing is.
+    async def check(self, form: AnswerForm, answer: CheckAnswer, client: str) -> str | None:
+        """Return what is wrong with an answer; None if nothing is.
 
         In a child process, because a schema decides how long it takes.
         """
-        task = {"endpoint": "check", "model": request.served, "tools": request.tools, "one_call": request.one_call}
-        answer = json.dumps({"text": ended.text, "tokens": ended.tokens}).encode()
+        work = CheckText(model=form.served, check=form.check, text=answer.text, tokens=answer.tokens)
         async with self._slot("check", client):
-            body = request.checked_by + b"\n" + answer
-            _, problem = await self._run(task, body, self.limits.prepare_seconds, "check")
-        return problem.decode() or None
+            checked = await self._run(work, self.limits.prepare_seconds, "check")
+        assert isinstance(checked, Checked)
+        return checked.problem
 
     @asynccontextmanager
     async def _slot(self, lane: str, client: str) -> AsyncIterator[None]:
@@ -195,23 +196,22 @@ class PreparePool:
 
     async def _run(
         self,
-        task: dict[str, Any],
-        body: bytes,
+        work: Prepare | Compile | FetchImages | CheckText,
         seconds: int,
         verb: str,
         fetch: Fetch | None = None,
         wall: float | None = None,
-    ) -> tuple[bytes, bytes]:
+    ) -> FromChild:
         """Run a task in a child with `seconds` of CPU time, and `wall` of real time.
 
         A child that neither computes nor answers is a fault of the server. If it computes for too long, or crashes, the
         request is at fault.
         """
-        head = json.dumps({**task, "seconds": seconds, "memory": self.limits.prepare_bytes}).encode()
-        child, outcome = await self.reader.begin(), None
+        task = ChildTask(work=work, seconds=seconds, memory=self.limits.prepare_bytes)
+        child, answer = await self.reader.begin(), None
         try:
             async with asyncio.timeout(wall or WALL_PER_CPU_SECOND * seconds):
-                outcome = await child.exchange(frame(head, body), fetch)
+                answer = await child.exchange(task, fetch)
         except TimeoutError:
             if wall is None and child.processor_seconds() < seconds / 2:
                 message = f"the server did not {verb} this request in {WALL_PER_CPU_SECOND * seconds} s; try again"
@@ -223,12 +223,11 @@ class PreparePool:
             raise _too_complex(seconds, verb) from None
         finally:
             child.disconnect()
-            if outcome is None:  # a child that has answered ends by itself
+            if answer is None:  # a child that has answered ends by itself
                 child.kill()
-        if outcome[0].startswith(b'{"error"'):
-            error = json.loads(outcome[0])["error"]
-            raise ApiError(error.pop("status"), error.pop("message"), **error)
-        return outcome
+        if isinstance(answer, RequestRejected):
+            raise answer.error
+        return answer
 
 
 def _too_complex(seconds: int, verb: str) -> ApiError:

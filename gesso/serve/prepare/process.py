@@ -25,10 +25,11 @@ from typing import Any
 from gesso.constraints import validate
 from gesso.constraints.schema import formats
 from gesso.errors import CheckpointError
+from gesso.serve.entry import ModelEntry
+from gesso.serve.errors import ApiError
 from gesso.serve.prepare import endpoints, images
-from gesso.serve.prepare.frontend import ModelFrontend
-from gesso.serve.protocol import SIZES, frame, sizes
 from gesso.serve.settings import ServerSettings
+from gesso.serve.wire import SIZE, FromChild, NeedsItems, RequestRejected, frame, size_of, to_child, to_items
 
 BEAT_SECONDS = 1.0
 NICE = 5  # engine and event loop have priority when processors are scarce
@@ -37,14 +38,14 @@ NICE = 5  # engine and event loop have priority when processors are scarce
 def main() -> None:
     control = socket.socket(fileno=0)
     settings = [ServerSettings.from_json(fields) for fields in json.loads(sys.argv[1])]
-    frontends = [ModelFrontend(each) for each in settings]
-    for frontend in frontends:
-        frontend.guides.warm_up()
-        _ = frontend.tokenizer.longest_piece
-        warm_up_template(frontend)
+    entries = [ModelEntry(each) for each in settings]
+    for entry in entries:
+        entry.info.guides.warm_up()
+        _ = entry.tokenizer.longest_piece
+        warm_up_template(entry)
     formats.warm_up()
     validate.warm_up()
-    if any(frontend.may_see for frontend in frontends):
+    if any(entry.may_see for entry in entries):
         images.warm_up()
     os.nice(NICE)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the children
@@ -69,48 +70,54 @@ def main() -> None:
                 child = os.fork()
             except OSError as error:  # no process or memory left: closing the channel fails only this request
                 print(f"the prepare process cannot start a child: {error}", file=sys.stderr, flush=True)
-                channel.sendall(SIZES.pack(0, 0))
+                channel.sendall(SIZE.pack(0))
                 continue
             if child == 0:
                 control.close()
-                run_child(channel, frontends)
+                run_child(channel, entries)
 
 
-def warm_up_template(frontend: ModelFrontend) -> None:
+def warm_up_template(entry: ModelEntry) -> None:
     """Compile the chat template once for all children. Compiling has a budget, so a hostile template cannot hang this.
 
     If it fails, chats are rejected with the reason, and other requests are not affected.
     """
     try:
-        frontend.tokenizer.warm_up()
+        entry.tokenizer.warm_up()
     except CheckpointError as error:
-        print(f"chats with {frontend.name} will be rejected: {error}", file=sys.stderr, flush=True)
+        print(f"chats with {entry.name} will be rejected: {error}", file=sys.stderr, flush=True)
 
 
-def run_child(channel: socket.socket, frontends: list[ModelFrontend]) -> None:
+def run_child(channel: socket.socket, entries: list[ModelEntry]) -> None:
     """Run one task and end this process."""
     try:
-        channel.sendall(SIZES.pack(os.getpid(), 0))
-        head, body = receive(channel)
-        task: dict[str, Any] = json.loads(head)
-        limit_resources(task["seconds"], task["memory"])
-        task["fetch"] = partial(fetch, channel)
-        channel.sendall(frame(*endpoints.run(task, body, frontends)))
+        channel.sendall(SIZE.pack(os.getpid()))
+        task = to_child.decode(receive(channel))
+        limit_resources(task.seconds, task.memory)
+        channel.sendall(encoded(endpoints.run(task.work, entries, partial(fetch, channel))))
     except OSError:  # the server has closed its end because the client left
         pass
     except BaseException:  # a bug: the client gets a 500, and the log the traceback
         traceback.print_exc()
-        error = {"status": 500, "message": "internal error while preparing the request; see the server's log"}
-        channel.sendall(frame(json.dumps({"error": error}).encode()))
+        message = "internal error while preparing the request; see the server's log"
+        channel.sendall(frame(RequestRejected.of(ApiError(500, message))))
     finally:
         os._exit(0)  # skip the exit handlers inherited from the parent
 
 
+def encoded(answer: FromChild) -> bytearray:
+    """Encode an answer, or the error of a request whose values have no place in a message."""
+    try:
+        return frame(answer)
+    except (UnicodeEncodeError, OverflowError):
+        message = "the request has half a surrogate pair, or a number of more than 64 bits; leave it out"
+        return frame(RequestRejected.of(ApiError(400, message, code="invalid_value")))
+
+
 def fetch(channel: socket.socket, previous: str | None, others: list[str]) -> list[Any]:
     """Return stored lists of items: input and output of the previous response, and the outputs of others."""
-    channel.sendall(frame(json.dumps({"fetch": [previous, others]}).encode()))
-    _, lines = receive(channel)
-    return [json.loads(line) for line in lines.split(b"\n")]
+    channel.sendall(frame(NeedsItems(previous, others)))
+    return [json.loads(line) for line in to_items.decode(receive(channel)).lines.split(b"\n")]
 
 
 def limit_resources(seconds: int, memory: int) -> None:
@@ -123,9 +130,8 @@ def limit_resources(seconds: int, memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (present + memory, present + memory))
 
 
-def receive(channel: socket.socket) -> tuple[bytes, bytes]:
-    head, body = sizes(receive_exactly(channel, SIZES.size))
-    return receive_exactly(channel, head), receive_exactly(channel, body)
+def receive(channel: socket.socket) -> bytes:
+    return receive_exactly(channel, size_of(receive_exactly(channel, SIZE.size)))
 
 
 def receive_exactly(channel: socket.socket, size: int) -> bytes:

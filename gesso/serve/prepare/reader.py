@@ -21,8 +21,8 @@ from typing import Literal
 
 from gesso.serve.errors import ApiError
 from gesso.serve.keys import without_keys
-from gesso.serve.protocol import SIZES, frame, read_frame
 from gesso.serve.settings import ServerSettings
+from gesso.serve.wire import SIZE, ChildTask, FromChild, NeedsItems, StoredItems, frame, from_child, read_frame
 
 logger = logging.getLogger("gesso.serve")
 
@@ -45,16 +45,16 @@ class Child:
     writer: asyncio.StreamWriter
     control: socket.socket  # of the process that began it
 
-    async def exchange(self, request: bytes, fetch: Fetch | None) -> tuple[bytes, bytes]:
-        """Send a request and return its answer.
+    async def exchange(self, task: ChildTask, fetch: Fetch | None) -> FromChild:
+        """Send a task and return its answer.
 
         Only the child parses the request, so it may ask for the stored conversation that the request continues.
         """
-        self.writer.write(request)
-        answer = await read_frame(self.reader)
-        if fetch is not None and answer[0].startswith(b'{"fetch"'):
-            self.writer.write(frame(b"", fetch(*json.loads(answer[0])["fetch"])))
-            answer = await read_frame(self.reader)
+        self.writer.write(frame(task))
+        answer = from_child.decode(await read_frame(self.reader))
+        if fetch is not None and isinstance(answer, NeedsItems):
+            self.writer.write(frame(StoredItems(fetch(answer.previous, answer.others))))
+            answer = from_child.decode(await read_frame(self.reader))
         return answer
 
     def processor_seconds(self) -> float:
@@ -203,7 +203,7 @@ class Reader:
                 raise unavailable("the prepare process takes no more requests; try again later") from error
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
-            pid, _ = SIZES.unpack(await reader.readexactly(SIZES.size))
+            (pid,) = SIZE.unpack(await reader.readexactly(SIZE.size))
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.transport.abort()
             self._lose(control)

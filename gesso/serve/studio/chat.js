@@ -28,7 +28,7 @@ export class ChatView extends HTMLElement {
 
   #build() {
     this.list = h("ul", { class: "conversations" });
-    this.thread = h("div", { class: "thread", role: "log", "aria-label": "Conversation", tabindex: "0" });
+    this.thread = h("div", { class: "thread", role: "log", "aria-label": "ChatSpec", tabindex: "0" });
     this.panel = h("run-panel", { able: "pins span", empty: "Press “Send” and watch the answer emerge from noise." });
     this.panel.tools = runTools(this.panel, () => this.#next());
     this.panel.addEventListener("redenoise", (event) => this.#redenoise(event.detail.pins));

@@ -1,28 +1,63 @@
-"""A served model without its weights: configuration, tokenizer, defaults and names."""
+"""A served model without its weights: its names, its settings, and what its requests depend on."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 from gesso.bundled import BASE, DIRECTORIES, SOLVER
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.source import locate
 from gesso.constraints.constraint import Guides
+from gesso.engine.ways import Writing
+from gesso.request.info import ClientLimits, ModelInfo, never_first_of
 from gesso.serve.errors import ApiError
 from gesso.serve.settings import ServerSettings
+from gesso.serve.wire import Readiness
 
 
-class ModelFrontend:
+class ModelEntry:
+    """One model of a server, as the server and its request reader know it."""
+
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.adapters: Collection[str] = settings.engine.adapters  # names; they change while the server runs
         source = locate(settings.engine.model)
-        self.config = source.config
-        self.defaults = GenerationDefaults.from_directory(source.directory, self.config)
-        self.tokenizer = Tokenizer.from_directory(source.directory)
-        eos = frozenset(self.defaults.eos_token_ids)
-        self.guides = Guides(self.tokenizer, self.config.vocab_size, eos)
+        tokenizer = Tokenizer.from_directory(source.directory)
+        defaults = GenerationDefaults.from_directory(source.directory, source.config)
+        longest = source.config.max_position_embeddings
+        # Of a model whose engine is not ready.
+        self.info = ModelInfo(
+            tokenizer=tokenizer,
+            config=source.config,
+            defaults=defaults,
+            guides=Guides(tokenizer, source.config.vocab_size, frozenset(defaults.eos_token_ids)),
+            never_first=never_first_of(tokenizer, defaults),
+            limits=ClientLimits(request_tokens=settings.limits.request_tokens),
+            max_length=min(settings.engine.max_length or longest, longest),
+            writing=Writing(write=settings.engine.write or defaults.diffusion.write),
+        )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.info.tokenizer
+
+    @property
+    def guess(self) -> Readiness:
+        """What is assumed of the engine until it is ready: the most that it can be."""
+        return Readiness(
+            max_length=self.info.max_length,
+            write=self.info.writing.write,
+            canvas_length=None,
+            vision=self.may_see,
+        )
+
+    def info_at(self, readiness: Readiness) -> ModelInfo:
+        """Return what requests depend on when the engine is ready."""
+        writing = Writing(write=readiness.write, canvas_length=readiness.canvas_length)
+        return replace(self.info, max_length=readiness.max_length, writing=writing)
+
+    # --- names --------------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -45,16 +80,10 @@ class ModelFrontend:
         """Whether the model is made for conversations: gesso-sudoku only solves Sudokus."""
         return self.bundled_name != SOLVER
 
-    @property
-    def longest(self) -> int:
-        """The longest context that a server may choose."""
-        longest = self.config.max_position_embeddings
-        return min(self.settings.engine.max_length or longest, longest)
-
     @cached_property
     def may_see(self) -> bool:
         """Whether the model can see images if its checkpoint has a vision tower, which only the engine knows."""
-        config, marks = self.config, self.tokenizer.image_ids
+        config, marks = self.info.config, self.tokenizer.image_ids
         same = marks == (config.image_token_id, config.boi_token_id, config.eoi_token_id)
         return self.settings.images and config.has_image_tokens and same
 
@@ -75,40 +104,13 @@ class ModelFrontend:
         name = None if model is None else self.served_name(model)
         return None if name == self.name else name
 
-    def check_size(self, characters: int, context: int, field: str) -> None:
-        """Reject the text of a field that cannot fit the context by its length, without tokenizing it."""
-        least = characters // self.tokenizer.longest_piece
-        if least > context:
-            raise ApiError(
-                400,
-                f"{field}: {characters} characters have at least {least} tokens. "
-                f"This model's maximum context length is {context} tokens; shorten {field}",
-                param=field,
-                code="context_length_exceeded",
-            )
 
-
-def frontend_of(frontends: Sequence[ModelFrontend], model: str | None) -> ModelFrontend:
-    """Return the frontend of a model name. The first frontend is the default."""
+def entry_of(entries: Sequence[ModelEntry], model: str | None) -> ModelEntry:
+    """Return the entry of a model name. The first entry is the default."""
     if model is None:
-        return frontends[0]
-    for frontend in frontends:
-        if frontend.served_name(model) is not None:
-            return frontend
-    known = ", ".join(name for frontend in frontends for name in frontend.models)
+        return entries[0]
+    for entry in entries:
+        if entry.served_name(model) is not None:
+            return entry
+    known = ", ".join(name for entry in entries for name in entry.models)
     raise ApiError(404, f"there is no model {model[:100]!r}; available: {known}", param="model", code="model_not_found")
-
-
-def characters(value: Any) -> int:
-    """Count the characters of all strings in a JSON value."""
-    total, pending = 0, [value]
-    while pending:
-        match pending.pop():
-            case str() as text:
-                total += len(text)
-            case dict() as fields:
-                pending += fields.values()
-                total += sum(map(len, fields))
-            case list() as items:
-                pending += items
-    return total
