@@ -215,17 +215,20 @@ def test_the_validator_covers_every_keyword_of_generated_schemas(drawn):
 def test_an_evaluation_passes_tools_and_scores_the_call(tiny, drawn, monkeypatch):
     """Pins make an untrained model write the answer, whose special tokens must reach the scorer."""
     items = [next(item for item in drawn["test"] if ("tools" in item.meta) is tools) for tools in (True, False)]
-    asked, request = [], tiny.request
+    asked = []
+    chat_request = tiny.chat_request
 
-    def with_pins(prompt, **options):
-        expected = next(item.expected for item in items if prompt.tokens == ids(item))
-        asked.append(prompt.tokens)
-        return request(prompt, pins=dict(enumerate([*tiny.tokenizer.encode(expected, bos=False), 106])), **options)
+    def with_pins(messages, **options):
+        expected = next(item.expected for item in items if item.prompt == messages)
+        pins = dict(enumerate([*tiny.tokenizer.encode(expected, bos=False), 106]))
+        request = chat_request(messages, pins=pins, **options)
+        asked.append(list(request.prompt))
+        return request
 
     def ids(item):
         return tiny.tokenizer.chat(item.prompt, tools=item.meta.get("tools")).tokens
 
-    monkeypatch.setattr(tiny, "request", with_pins)  # `chat_request` calls it inside the model
+    monkeypatch.setattr(tiny, "chat_request", with_pins)  # an evaluation gives no pins
     found = evaluate(tiny, TASK, items, steps=1, max_new_tokens=256)
     assert asked == [ids(item) for item in items]
     assert "declaration:" in tiny.decode(asked[0])

@@ -263,14 +263,14 @@ def test_tool_choice_becomes_that_of_a_chat(given, expected):
 def test_a_named_tool_and_no_parallel_calls_become_those_of_a_chat():
     choice = {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}
     found = chat_of(tools=[WEATHER], tool_choice=choice)
-    assert found.constraint()["choice"]["function"] == {"name": "weather"} and found.parallel_tool_calls is False
+    assert found.chosen_tool["function"] == {"name": "weather"} and found.parallel_tool_calls is False
 
 
 def test_thinking_and_a_schema_become_those_of_a_chat():
     kinds = ("enabled", "adaptive", "disabled")
     assert [chat_of(thinking={"type": kind}).thinks for kind in kinds] == [True, True, False]
     output = {"format": {"type": "json_schema", "schema": {"type": "integer"}}, "effort": "low"}
-    assert chat_of(output_config=output).constraint() == {"json_schema": {"type": "integer"}}
+    assert chat_of(output_config=output).constraint().given == {"json_schema": {"type": "integer"}}
 
 
 def test_top_p_and_top_k_become_those_of_a_chat():
