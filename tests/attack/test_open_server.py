@@ -12,7 +12,7 @@ from tools.load.wire import COMPLETIONS
 
 pytestmark = pytest.mark.attack
 
-FRAME_BYTES = 65_536  # limit on messages between its processes
+FRAME_BYTES = 32_768  # limit on messages between its processes
 
 
 @pytest.fixture(scope="module")
