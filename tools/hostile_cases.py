@@ -44,7 +44,7 @@ def _doubling_references(rng: random.Random) -> Any:
 
 def _reference_cycle(rng: random.Random) -> Any:
     size = rng.randint(1, 30)
-    link = rng.choice([
+    link: Callable[[Any], Any] = rng.choice([
         lambda ref: ref,
         lambda ref: {"allOf": [ref, {"type": "object"}]},
         lambda ref: {"anyOf": [ref, {"type": "null"}]},
@@ -158,7 +158,9 @@ def _malformed(rng: random.Random) -> Any:
         "propertyNames", "dependentRequired", "uniqueItems", "contains", "multipleOf", "$schema",
         "additionalProperties",
     ])  # fmt: skip
-    value = rng.choice([None, -1, 1.5, "", "#/x", [], [1], {}, {"a": 1}, [[]], "\ud800", "(", True, 10**30, [None, {}]])
+    value: Any = rng.choice(
+        [None, -1, 1.5, "", "#/x", [], [1], {}, {"a": 1}, [[]], "\ud800", "(", True, 10**30, [None, {}]]
+    )
     return rng.choice([{keyword: value}, {"properties": {"a": {keyword: value}}}, {"items": {keyword: value}}])
 
 
