@@ -20,11 +20,11 @@ from gesso.constraints.spec import ConstraintSpec
 from gesso.errors import InputError
 from gesso.model.config import SIZES
 from gesso.request.spec import RequestSpec
-from gesso.serve.errors import from_validation
 from gesso.serve.fields import DiffusionFields
 from gesso.serve.http.app import create_app
 from gesso.serve.openai.text_fields import CompletionFields
 from gesso.serve.settings import EngineSettings, ServerSettings
+from gesso.serve.validation import from_validation
 from gesso.settings import OPTIONS, SETTINGS, Diffusion, PresetName, choose, reference
 
 ROOT = Path(__file__).parents[1]

@@ -18,8 +18,8 @@ from gesso.engine.engine import Engine
 from gesso.errors import CheckpointError, InputError
 from gesso.presets import read_preset
 from gesso.removed import REMOVED
-from gesso.serve.errors import from_validation
 from gesso.serve.openai.text_fields import CompletionFields
+from gesso.serve.validation import from_validation
 from tests.engine_requests import SMALL, finish, request
 
 # --- the most probable tokens -----------------------------------------------------------------------------------------

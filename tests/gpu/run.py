@@ -28,7 +28,8 @@ JOBS = 12  # parallel groups
 SECONDS = 480  # for the whole suite: groups that have not ended by then are stopped
 PACKAGES = (
     "pytest", "torch", "triton", "transformers", "numpy", "safetensors", "tokenizers", "jinja2", "typer", "rich",
-    "huggingface_hub", "fastapi", "uvicorn", "pydantic", "prometheus_client", "jsonschema_rs",
+    "huggingface_hub", "fastapi", "uvicorn", "pydantic", "msgspec", "prometheus_client",
+    "jsonschema_rs",
 )  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 import queue
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -206,6 +208,12 @@ def test_messages_survive_encoding(tiny):
     assert work_of(decoded.work).request.request(tiny.info, 1, ()).diffusion.stability == 3
     failed = RequestFailed(id=4, message="why é", by_input=True)
     assert from_engine.decode(frame(failed)[SIZE.size :]) == failed
+
+
+def test_the_engine_process_does_not_load_the_library_of_http_fields():
+    program = "import sys, gesso.serve.worker\nprint('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.stdout == "False\n"
 
 
 def test_frames_over_the_limit_are_rejected_on_both_sides():

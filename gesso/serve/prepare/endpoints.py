@@ -17,7 +17,7 @@ from gesso.request.spec import ChatSpec, DecisionSpec, EditSpec, HoleSpec, Reque
 from gesso.serve.adapter_files import LoadAdapterFields, UnloadAdapterFields
 from gesso.serve.anthropic_fields import MessagesFields
 from gesso.serve.entry import ModelEntry, entry_of
-from gesso.serve.errors import THREAD_UNSUPPORTED, ApiError, from_input, from_validation
+from gesso.serve.errors import THREAD_UNSUPPORTED, ApiError, from_input
 from gesso.serve.fields import Common, Fields
 from gesso.serve.form import ChatForm, DecisionForm, Details, EditForm, OllamaForm, ResponseForm
 from gesso.serve.leniency import warnings_of, warnings_of_schema, without_unsupported
@@ -32,6 +32,7 @@ from gesso.serve.prepare.builder import ClientRequest, Preparation, text_too_lon
 from gesso.serve.prepare.images import ImageReader, NeedsRemoteImages
 from gesso.serve.prepare.response_items import Fetch, chat_messages, conversation, with_contents
 from gesso.serve.remote_images import fetch_all
+from gesso.serve.validation import from_validation
 from gesso.serve.wire import (
     Checked,
     CheckText,
