@@ -17,5 +17,10 @@ def in_options(message: str) -> str:
     return _ARGUMENT.sub(lambda match: f"--{match[1].replace('_', '-')} {match[2]}", message)
 
 
+def encodable(text: str) -> str:
+    """Return a text with `?` in place of half surrogate pairs, such as those of a file's name that is not UTF-8."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def printable(text: str) -> str:
     return text.translate(_REPLACED)

@@ -31,6 +31,5 @@ class AnswerCheck:
         return calls_problem(self.parameters, answer.tool_calls, required=self.required)
 
 
-CHECKED_BY_SERVER = (
-    AnswerCheck()
-)  # in an engine process: the server has the schemas, and asks a child that may take long
+# Of a request in an engine process: the server has the schemas, and asks a child, which may take long.
+CHECKED_BY_SERVER = AnswerCheck()

@@ -173,11 +173,11 @@ class Driver:
 
     def _check_at_once(self, run: PlanRun[Any], answers: Sequence[AnswerToCheck]) -> None:
         decode = cast(Decode, self.engine.decode)
-        results = [answer.result for answer in answers]
-        checks = [answer.check for answer in answers]
-        problems = [
-            check.problem(result.tokens, result.text, decode) for check, result in zip(checks, results, strict=True)
-        ]
+        try:
+            problems = [answer.check.problem(answer.result.tokens, answer.result.text, decode) for answer in answers]
+        except Exception as error:
+            self._end(run, error)
+            return
         self.take_problems(run, problems)
 
     def take_problems(self, run: PlanRun[Any], problems: Sequence[str | None]) -> None:

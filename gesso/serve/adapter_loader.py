@@ -1,5 +1,6 @@
 """Load adapters into the engine process: read files in a thread of their own, and attach between two steps."""
 
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from gesso.adapters import StoredAdapter
 from gesso.api import Gesso
 from gesso.engine.faults import drop_frames, is_fatal
 from gesso.errors import GessoError
+from gesso.printable import encodable
 from gesso.serve.pipe import Inbox, Send
 from gesso.serve.wire import AdapterFailed, AdapterLoaded, LoadAdapter
 
@@ -21,7 +23,7 @@ class AdapterLoader:
     def load(self, message: LoadAdapter, inbox: Inbox) -> None:
         """Read an adapter. The inbox then gets the call that attaches it, in the engine's thread."""
         weights = adapters.adaptable_weights(self.model.model)  # here: the thread must not read modules that may change
-        reading = self.thread.submit(adapters.read, weights, Path(message.directory))
+        reading = self.thread.submit(adapters.read, weights, Path(os.fsdecode(message.directory)))
         reading.add_done_callback(lambda done: inbox.put(partial(self._attach, message.name, done)))
 
     def _attach(self, name: str, read: "Future[StoredAdapter]") -> None:
@@ -33,6 +35,6 @@ class AdapterLoader:
             drop_frames(error)
             by_input = isinstance(error, GessoError)
             message = str(error) if by_input else f"{type(error).__name__}: {error}"
-            self.send(AdapterFailed(name, message, by_input))
+            self.send(AdapterFailed(name, encodable(message), by_input))
         else:
             self.send(AdapterLoaded(name))

@@ -6,6 +6,7 @@ leaves the engine after its last request. The next engine gets all of them again
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -140,7 +141,7 @@ class ServedAdapters:
 
     def _send_load(self, name: str, directory: str) -> None:
         self.sent.add(name)
-        self._send(LoadAdapter(name, directory))
+        self._send(LoadAdapter(name, os.fsencode(directory)))
 
     def _answer(self, name: str, error: ApiError | None) -> None:
         answer = self.loads.pop(name).answer

@@ -4,6 +4,7 @@ import os
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import IO
 
@@ -25,12 +26,28 @@ Send = Callable[[FromEngine], None]
 Delivery = ToEngine | Callable[[], None]  # a message, or a call from the side thread
 Inbox = queue.SimpleQueue[Delivery]
 BEAT_SECONDS = 1.0
+EXIT_BROKEN = 3
 
 
 def read(pipe: IO[bytes], inbox: Inbox) -> None:
-    while len(prefix := pipe.read(SIZE.size)) == SIZE.size:
-        inbox.put(to_engine.decode(pipe.read(size_of(prefix))))
-    os._exit(0)  # the server is gone, so nobody can read an answer
+    """Put messages into the inbox until the server is gone, and then end the process: nobody can read an answer."""
+    try:
+        while (message := _next_message(pipe)) is not None:
+            inbox.put(message)
+    except Exception:  # a bug of the server: without messages this process would wait forever
+        traceback.print_exc()
+        os._exit(EXIT_BROKEN)
+    os._exit(0)
+
+
+def _next_message(pipe: IO[bytes]) -> ToEngine | None:
+    """Return the next message; None if the pipe ends, possibly within a message."""
+    prefix = pipe.read(SIZE.size)
+    if len(prefix) < SIZE.size:
+        return None
+    size = size_of(prefix)
+    data = pipe.read(size)
+    return None if len(data) < size else to_engine.decode(data)
 
 
 class Pipe:

@@ -329,7 +329,7 @@ class LoadAdapter(Struct, frozen=True, tag=True):
     """Answered by AdapterLoaded or AdapterFailed. Requests may name it after the former."""
 
     name: str
-    directory: str
+    directory: bytes  # a path may not be UTF-8
 
 
 class UnloadAdapter(Struct, frozen=True, tag=True):

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from msgspec import DecodeError
 from msgspec.structs import replace
 
 from gesso.api import Gesso
@@ -33,14 +34,14 @@ from gesso.infill.edit import edit
 from gesso.infill.infill import infill
 from gesso.infill.results import EditResult
 from gesso.memory.device import resident_bytes
-from gesso.printable import in_options
+from gesso.printable import encodable, in_options
 from gesso.request.build import attach
 from gesso.serve import startup
 from gesso.serve.adapter_loader import AdapterLoader
 from gesso.serve.collecting import Collector, take_over
 from gesso.serve.drafts import drafted
 from gesso.serve.packed_images import unpack
-from gesso.serve.pipe import BEAT_SECONDS, Delivery, Inbox, Pipe, Send, beat, read
+from gesso.serve.pipe import BEAT_SECONDS, EXIT_BROKEN, Delivery, Inbox, Pipe, Send, beat, read
 from gesso.serve.settings import EngineSettings, places_of_plan
 from gesso.serve.wire import (
     INVALID_ANSWER,
@@ -68,7 +69,6 @@ from gesso.serve.wire import (
 )
 
 TOKENS = 256  # with log-probabilities in one message
-EXIT_BROKEN = 3
 SWITCH_SECONDS = 0.0001  # that each operation of a step may wait for another thread; by default it is 0.005
 
 
@@ -196,7 +196,13 @@ class Worker:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, submitted: Submit) -> None:
-        job = self.jobs[submitted.id] = ClientJob(submitted, work_of(submitted.work))
+        try:
+            work = work_of(submitted.work)
+        except DecodeError as error:  # a bug of the child that prepared it, which fails this request only
+            self.send(failure(submitted.id, error))
+            return
+        job = ClientJob(submitted, work)
+        self.jobs[submitted.id] = job
         # Work whose duration a client chooses runs in the side thread. A plain request must not wait behind it.
         aside = job.takes_long_to_begin
         self.collector.is_due |= aside
@@ -356,11 +362,7 @@ class Worker:
 
     def fail(self, job: ClientJob, error: Exception) -> None:
         """Report an error to the client of a request. Other requests are not affected."""
-        by_input = isinstance(error, InputError)
-        is_explained = by_input or isinstance(error, ConstraintError)
-        message = str(error) if is_explained else f"{type(error).__name__}: {error}"
-        code = INVALID_ANSWER if isinstance(error, ConstraintError) else None
-        self.send(RequestFailed(id=job.submitted.id, message=message, by_input=by_input, code=code))
+        self.send(failure(job.submitted.id, error))
         self.forget(job.submitted.id)
 
     def forget(self, id: int) -> None:
@@ -368,6 +370,15 @@ class Worker:
         job = self.jobs.pop(id, None)
         if job is not None and job.run is not None:
             self.driver.cancel(job.run)
+
+
+def failure(id: int, error: Exception) -> RequestFailed:
+    """Return the message that a request has failed with an error."""
+    by_input = isinstance(error, InputError)
+    is_explained = by_input or isinstance(error, ConstraintError)
+    message = str(error) if is_explained else f"{type(error).__name__}: {error}"
+    code = INVALID_ANSWER if isinstance(error, ConstraintError) else None
+    return RequestFailed(id=id, message=encodable(message), by_input=by_input, code=code)
 
 
 def _overlap(before: str, text: str) -> int:
@@ -393,7 +404,7 @@ def main() -> None:
         expected = isinstance(error, (GessoError, OSError))
         if not expected:
             traceback.print_exc()
-        message = in_options(str(error))
+        message = in_options(encodable(str(error)))
         send(Broken(message if expected else f"{type(error).__name__}: {message}", final=expected))
         return
     settings, engine = choice.settings, model.engine

@@ -296,7 +296,7 @@ def test_loads_are_limited_and_rejected_without_an_engine():
         first, second = await begin(made, "b"), await begin(made, "c")
         assert await outcome(await begin(made, "b")) == 400, "it is being loaded"
         assert await outcome(await begin(made, "d")) == 400, "three are the limit"
-        assert sent == [LoadAdapter("b", "/b"), LoadAdapter("c", "/c")] and list(made.served) == ["a"]
+        assert sent == [LoadAdapter("b", b"/b"), LoadAdapter("c", b"/c")] and list(made.served) == ["a"]
         made.take(AdapterFailed("b", "why", by_input=False))
         made.engine_died()
         assert [await outcome(first), await outcome(second)] == [500, 503]
@@ -316,7 +316,7 @@ def test_a_retired_adapter_is_reloaded_for_its_requests_and_freed_after_them():
         made.note_requests(["a"])
         made.engine_died()
         made.engine_ready()
-        assert sent == [LoadAdapter("a", "/a")] * 2 and not made.attached
+        assert sent == [LoadAdapter("a", b"/a")] * 2 and not made.attached
         made.note_requests([])
         assert "a" in made.retired, "the engine is about to attach it"
         waiting = await begin(made, "a")
@@ -324,7 +324,7 @@ def test_a_retired_adapter_is_reloaded_for_its_requests_and_freed_after_them():
         made.note_requests([])
         assert sent[2:] == [UnloadAdapter("a")] and not made.retired
         await asyncio.sleep(0)
-        assert sent[3:] == [LoadAdapter("a", "/a")]
+        assert sent[3:] == [LoadAdapter("a", b"/a")]
         made.take(AdapterLoaded("a"))
         await waiting
         assert made.served == {"a": "/a"}

@@ -9,6 +9,7 @@ import time
 from collections import deque
 
 import pytest
+from msgspec.structs import replace
 
 from gesso.api import Gesso
 from gesso.backends.torch import TorchBackend
@@ -61,7 +62,7 @@ class Failing(TorchBackend):
 
     def run(self, pieces, cache):
         if any(TOO_LARGE in piece.ids_S for piece in pieces):
-            raise MemoryError("no room")
+            raise MemoryError("no room for \udcff")
         return super().run(pieces, cache)
 
 
@@ -74,6 +75,7 @@ def model_with(tiny, backend):
 
 
 def test_request_that_fails_every_pass_fails_alone(tiny):
+    """Half a surrogate pair in the message, such as one of a file's name, has no place in UTF-8."""
     model, options = model_with(tiny, Failing), {**QUICK, "settle": 1}
     prompts = {10: [2, 200, 210], 11: [2, TOO_LARGE, 210], 12: [2, 200, 211]}
     asked = [submit(tiny, id, prompt, seed=id, **options) for id, prompt in prompts.items()]
@@ -82,7 +84,7 @@ def test_request_that_fails_every_pass_fails_alone(tiny):
         Worker(model, sent.append).run(Inbox(asked))
     assert {message.id for message in sent if isinstance(message, Ended)} == {10, 12}
     assert [(m.id, m.by_input, m.message) for m in sent if isinstance(m, RequestFailed)] == [
-        (11, False, "MemoryError: no room")
+        (11, False, "MemoryError: no room for ?")
     ]
     assert not model.engine.busy
 
@@ -208,6 +210,26 @@ def test_messages_survive_encoding(tiny):
     assert work_of(decoded.work).request.request(tiny.info, 1, ()).diffusion.stability == 3
     failed = RequestFailed(id=4, message="why é", by_input=True)
     assert from_engine.decode(frame(failed)[SIZE.size :]) == failed
+
+
+def test_work_that_cannot_be_decoded_fails_only_its_request(tiny):
+    broken, whole = (submit(tiny, id, [2, 200, 210], **QUICK) for id in (1, 2))
+    sent = []
+    with pytest.raises(Empty):
+        Worker(tiny, sent.append).run(Inbox([replace(broken, work=b"\xc1"), whole]))
+    assert [message.id for message in sent if isinstance(message, RequestFailed)] == [1]
+    assert [message.id for message in sent if isinstance(message, Ended)] == [2]
+
+
+@pytest.mark.parametrize(
+    "message, status",
+    [(b"", 0), (SIZE.pack(9) + b"half", 0), (b"\0", 0), (SIZE.pack(1) + b"\xc1", 3)],
+)
+def test_the_engine_process_ends_with_its_messages(message, status):
+    """Also if the server was killed while it wrote one: no engine outlives its server."""
+    program = "import queue, sys\nfrom gesso.serve.pipe import read\nread(sys.stdin.buffer, queue.SimpleQueue())"
+    done = subprocess.run([sys.executable, "-c", program], input=message, stderr=subprocess.DEVNULL, timeout=PATIENCE)
+    assert done.returncode == status
 
 
 def test_the_engine_process_does_not_load_the_library_of_http_fields():

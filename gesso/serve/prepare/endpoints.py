@@ -12,6 +12,7 @@ from gesso.engine.decision import choice_tokens
 from gesso.errors import InputError, TextOverflow
 from gesso.images.tokens import is_image
 from gesso.infill.span import check_span
+from gesso.printable import encodable
 from gesso.request.build import characters
 from gesso.request.spec import ChatSpec, DecisionSpec, EditSpec, HoleSpec, RequestSpec
 from gesso.serve.adapter_files import LoadAdapterFields, UnloadAdapterFields
@@ -136,7 +137,7 @@ def compile(work: Compile, entries: Entries) -> Compiled:
 def check(work: CheckText, entries: Entries) -> Checked:
     decode = entry_of(entries, work.model).tokenizer.text_of
     problem = check_of(work.check).problem(work.tokens, work.text, decode)
-    return Checked(None if problem is None else problem.encode("utf-8", "replace").decode())
+    return Checked(None if problem is None else encodable(problem))
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
