@@ -60,7 +60,7 @@ def _revise(info: ModelInfo, shown: Hole, present: str, change: EditSpec, base: 
 
     A canvas that only starts from the other tokens would be closer to the diffusion process. But a model may replace
     tokens that are nearly clean: a small model changed more at level 0.02 than at 0.2. With pins, a low level is a
-    small change with every info.
+    small change with every model.
     """
     method = method_for(change.method, info.tokenizer, shown)
     prompt = fill_prompt if method == "prompt" else plain_prompt

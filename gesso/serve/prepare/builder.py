@@ -121,36 +121,39 @@ class Preparation:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def texts(self, fields: Common, request: ClientRequest) -> Prepared:
+    def texts(self, fields: Common, client_request: ClientRequest) -> Prepared:
         """Build the requests of texts, and encode each once for all choices."""
-        if request.choices * len(request.specs) > self.limits.choices:
+        if client_request.choices * len(client_request.specs) > self.limits.choices:
             raise ApiError(400, f"n: at most {self.limits.choices} choices in one request", param="n")
+        is_planned = client_request.hole is not None
         _, renames = _settings(fields)
-        warnings = [*request.form.warnings, *renames]
-        built: list[Request] = []
-        for spec in request.specs:
-            one = self._built(spec, is_base=request.hole is not None)
-            built.append(one)
-            warnings += self._lowered(spec, one)
-        images = _different(built)
+        warnings = [*client_request.form.warnings, *renames]
+        requests: list[Request] = []
+        for spec in client_request.specs:
+            request = self._built(spec, is_base=is_planned)
+            requests.append(request)
+            warnings += self._lowered(spec, request)
+        images = _different(requests)
         shapes, pixels = pack(images)
-        self._check_pixels(len(pixels), request.choices)
-        constraint = next((one.constraint for one in built if one.constraint is not None), None)
+        self._check_pixels(len(pixels), client_request.choices)
+        # All prompts have the same constraint and the same check, or none.
+        constraint = next((request.constraint for request in requests if request.constraint is not None), None)
+        check = next((request.validate for request in requests if request.validate is not None), None)
         source = None if constraint is None else source_of(self.entry.name, constraint)
         prompts = []
-        for spec, one in zip(request.specs, built, strict=True):
-            work = _work(request, spec, one, images, source)
-            prompts.append(_prompt(one, work, planned=request.hole is not None))
+        for spec, request in zip(client_request.specs, requests, strict=True):
+            work = _work(client_request, spec, request, images, source)
+            prompts.append(_prompt(request, work, planned=is_planned))
         form = msgspec.structs.replace(
-            request.form,
+            client_request.form,
             warnings=list(dict.fromkeys(warnings)),
-            image_count=sum(len(one.images) for one in built),
-            check=check_to_json(next((one.validate for one in built if one.validate is not None), None)),
+            image_count=sum(len(request.images) for request in requests),
+            check=check_to_json(check),
         )
         return Prepared(
             form=form,
             prompts=prompts,
-            choices=request.choices,
+            choices=client_request.choices,
             readiness=self.readiness,
             drafts=fields.diffusion.drafts is not False,
             constraint=source,
@@ -181,7 +184,7 @@ class Preparation:
         if tokens * (1 + top_logprobs) > VALUES:
             most = f"exceed {VALUES} log-probabilities per request; send fewer"
             raise ApiError(400, f"{tokens} tokens with logprobs: {top_logprobs} {most}", param="prompt")
-        prepared: list[PreparedPrompt] = []
+        prepared_prompts: list[PreparedPrompt] = []
         for prompt in prompts:
             try:
                 check_echo(prompt, new_tokens, self.info)
@@ -190,11 +193,11 @@ class Preparation:
             work = EchoPrompt(
                 prompt=list(prompt), top_logprobs=top_logprobs, new_tokens=new_tokens, adapter=self.adapter
             )
-            one = PreparedPrompt(
+            prepared = PreparedPrompt(
                 prompt_tokens=len(prompt), max_new_tokens=new_tokens, seed=0, planned=True, work=work_to_bytes(work)
             )
-            prepared.append(one)
-        return Prepared(form=form, prompts=prepared, choices=1, readiness=self.readiness)
+            prepared_prompts.append(prepared)
+        return Prepared(form=form, prompts=prepared_prompts, choices=1, readiness=self.readiness)
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -267,14 +270,19 @@ def _different(requests: Sequence[Request]) -> list[Image]:
 
 
 def _work(
-    request: ClientRequest, spec: RequestSpec, built: Request, images: Sequence[Image], source: ConstraintSource | None
+    client_request: ClientRequest,
+    spec: RequestSpec,
+    request: Request,
+    images: Sequence[Image],
+    source: ConstraintSource | None,
 ) -> EngineWork:
-    if request.hole is None:
-        key = None if source is None or built.constraint is None else GuideKey(source.key, source.has_tags)
-        return WriteText(request=WireRequest.of(built, images), guide=key, seconds=request.seconds)
+    if client_request.hole is None:
+        key = None if source is None or request.constraint is None else GuideKey(source.key, source.has_tags)
+        return WriteText(request=WireRequest.of(request, images), guide=key, seconds=client_request.seconds)
     # The length is that of the hole, or searched for. The prompts are those of the requests for the hole.
-    hole = replace(request.hole, max_new_tokens=None if spec.max_new_tokens is None else built.max_new_tokens)
-    base = WireRequest.of(replace(built, prompt=built.prompt[:1]), images)
+    length = None if spec.max_new_tokens is None else request.max_new_tokens
+    hole = replace(client_request.hole, max_new_tokens=length)
+    base = WireRequest.of(replace(request, prompt=request.prompt[:1]), images)
     return FillHole(base, hole) if isinstance(hole, HoleSpec) else EditSpan(base, hole)
 
 
