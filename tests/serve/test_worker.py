@@ -1,5 +1,6 @@
 """The loop of the engine process, in this process: failing requests, side threads, and its messages."""
 
+import json
 import queue
 import re
 import subprocess
@@ -230,6 +231,19 @@ def test_the_engine_process_ends_with_its_messages(message, status):
     program = "import queue, sys\nfrom gesso.serve.pipe import read\nread(sys.stdin.buffer, queue.SimpleQueue())"
     done = subprocess.run([sys.executable, "-c", program], input=message, stderr=subprocess.DEVNULL, timeout=PATIENCE)
     assert done.returncode == status
+
+
+def test_a_model_whose_path_is_not_utf_8_is_reported_with_the_reason(tmp_path):
+    model = tmp_path / "empty\udcff"
+    model.mkdir()
+    arguments = [sys.executable, "-m", "gesso.serve.worker", json.dumps({"model": str(model)})]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
+        reason = None
+        while reason is None:  # heartbeats have none
+            size = size_of(engine.stdout.read(SIZE.size))
+            reason = getattr(from_engine.decode(engine.stdout.read(size)), "message", None)
+        engine.stdin.close()
+    assert "/empty?" in reason
 
 
 def test_the_engine_process_does_not_load_the_library_of_http_fields():
