@@ -26,8 +26,10 @@ from gesso.settings import OPTIONS, Setting
 OFF: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
-    "logit_bias": ({},),
+    "logit_bias": ({}, []),
     "repetition_penalty": (1,),
+    "repeat_penalty": (1,),
+    "typical_p": (1,),
     "length_penalty": (1,),
     "verbosity": ("medium",),
     "skip_special_tokens": (True,),
@@ -42,6 +44,13 @@ OFF: dict[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
     "background": (False,),
     "include": ([],),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
+    # Ollama's: a prompt is never cut, and a context never shifted
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "truncate": (True, False),
+    "shift": (True, False),
     # no value but null turns these off: an empty object asks for a search, and 0 for the tokens of the prompt alone
     "web_search_options": (),
     "prompt_logprobs": (),

@@ -109,6 +109,23 @@ class LlamaCppCompletionFields(LlamaCppFields):
     model_config = example({"prompt": "def mean(values):\n    ", "n_predict": 64})
 
     prompt: str | Tokens
+    json_schema: dict[str, Any] | bool | None = None
+    grammar: str = Field(default="", description="A grammar in EBNF, such as llama.cpp's GBNF.")
+
+    @model_validator(mode="after")
+    def _check_constraint(self) -> Self:
+        if self.json_schema is not None and self.grammar:
+            raise ValueError("json_schema and grammar were given; only one constraint is allowed")
+        if self.hole is not None and self.constraint is not None:
+            raise ValueError(f"{next(iter(self.constraint))} is not supported for a hole")
+        return self
+
+    @property
+    def constraint(self) -> dict[str, Any] | None:
+        """Return the constraint as {name: value}, or None."""
+        if self.json_schema is not None:
+            return {"json_schema": self.json_schema}
+        return {"grammar": self.grammar} if self.grammar else None
 
     @property
     def hole(self) -> tuple[str, str] | None:

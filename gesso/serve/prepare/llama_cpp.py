@@ -8,7 +8,7 @@ from gesso.chat.prompt import Prompt
 from gesso.infill.boundary import nearest_end, nearest_start
 from gesso.serve.errors import ApiError
 from gesso.serve.llama_cpp import InfillFields, LlamaCppCompletionFields, LlamaCppFields, LlamaCppTokenizeFields
-from gesso.serve.prepare.builder import RequestBuilder
+from gesso.serve.prepare.builder import RequestBuilder, checked_by
 from gesso.serve.prepare.frontend import ModelFrontend, frontend_of
 
 Outcome = tuple[bytes, bytes]
@@ -42,8 +42,10 @@ def completion(
         max_tokens=most,
         stop=fields.stop,
         seconds=fields.seconds,
+        constraint=builder.constraint(fields.constraint),
         warnings=warnings,
         echo=_echo(builder, fields, most, truncated=False, indent=0),
+        checked_by=checked_by(fields.constraint),
     )
 
 
