@@ -46,11 +46,8 @@ OFF: dict[str, tuple[Any, ...]] = {
     "include": ([],),
     "mcp_servers": ([],),
     "speed": ("standard",),
-    # Ollama's: a prompt is never cut, and a context never shifted
     "logprobs": (False,),
     "top_logprobs": (0,),
-    "truncate": (True, False),
-    "shift": (True, False),
     # no value but null turns these off: an empty object asks for a search, and 0 for the tokens of the prompt alone
     "web_search_options": (),
     "prompt_logprobs": (),

@@ -103,6 +103,8 @@ class OllamaFields(Fields):
     format: Literal["", "json"] | dict[str, Any] = Field(default="", description='"json", or a JSON schema.')
     options: OptionFields = OptionFields()
     think: Literal[False, True, "low", "medium", "high", "max"] = False
+    truncate: Any = Field(default=None, description="No effect: a prompt that does not fit is rejected.")
+    shift: Any = Field(default=None, description="No effect: an answer ends at the context.")
     keep_alive: Any = Field(default=None, description="The engine stays loaded. 0 without a prompt gives `unload`.")
 
     @property

@@ -329,3 +329,15 @@ def test_no_documented_field_is_ignored_silently(frontend, endpoint, page, base,
     elif without_echo(changed) == without_echo(plain):
         text = (GUIDES / page).read_text(encoding="utf-8")
         assert f"`{name}`" in text or f"`{last_name}`" in text, f"{page} does not say that {name} has no effect"
+
+
+OFF = [
+    ("ollama_chat", MESSAGES, {"logprobs": False, "top_logprobs": 0}),
+    ("anthropic", MESSAGES, {"mcp_servers": [], "speed": "standard"}),
+    ("llama_cpp_completion", {"prompt": "Hello"}, {"repeat_penalty": 1.0, "typical_p": 1.0, "logit_bias": []}),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "base", "fields"), OFF)
+def test_a_field_that_is_off_is_accepted_without_a_warning(frontend, endpoint, base, fields):
+    assert prepared(frontend, endpoint, base | fields) == prepared(frontend, endpoint, base)
