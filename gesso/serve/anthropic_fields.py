@@ -38,6 +38,8 @@ def _check_tokens(tokens: int) -> int:
     return tokens
 
 
+# A field of an object that has no effect. `MessagesFields.ignored` has the reason.
+Warned = Annotated[Any, Field(description="No effect but a warning.")]
 Tokens = Annotated[int, AfterValidator(_check_tokens), Field(json_schema_extra={"enum": list(BUDGETS)})]
 
 
@@ -64,6 +66,7 @@ class ImageBlock(LenientFields):
     type: Literal["image"]
     source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
     tokens: Tokens | None = Field(default=None, description="Tokens that the image may become.")
+    transformations: Warned = None
 
     def part(self, where: str) -> dict[str, Any]:
         """Return the image as a part of a chat message."""
@@ -114,6 +117,13 @@ class MessageFields(LenientFields):
         _blocks(Block, "text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result"),
     ]
 
+    @property
+    def images(self) -> Iterator[ImageBlock]:
+        """Yield the images, those in results of tools included."""
+        for block in self.content:
+            inside = block.content if isinstance(block, ToolResultBlock) else [block]
+            yield from (image for image in inside if isinstance(image, ImageBlock))
+
     def chat_messages(self, where: str) -> Iterator[dict[str, Any]]:
         """Yield the messages of a chat: one per tool result, and one with texts, images and calls."""
         results, parts, calls = [], list[dict[str, Any]](), []
@@ -140,6 +150,23 @@ class ToolFields(LenientFields):
     name: str
     description: str = ""
     input_schema: dict[str, Any]
+    input_examples: Warned = None
+    defer_loading: Warned = None
+    allowed_callers: Warned = None
+
+    @property
+    def ignored(self) -> dict[str, str]:
+        """The fields that have no effect, with the reason."""
+        return _given(
+            {
+                "tools.input_examples": (self.input_examples, "write examples into the description"),
+                "tools.defer_loading": (self.defer_loading, "the model sees every tool from the start"),
+                "tools.allowed_callers": (
+                    self.allowed_callers not in (None, ["direct"]),
+                    "every call is returned to the client",
+                ),
+            }
+        )
 
     def chat_tool(self) -> dict[str, Any]:
         function = {"name": self.name, "description": self.description, "parameters": self.input_schema}
@@ -167,7 +194,8 @@ class ThinkingFields(LenientFields):
     """Whether to think before the answer: with `enabled` and `adaptive`."""
 
     type: Literal["enabled", "adaptive", "disabled"] = "disabled"
-    budget_tokens: Any = Field(default=None, description="No effect but a warning.")
+    budget_tokens: Warned = None
+    display: Warned = None
 
 
 class OutputFormat(LenientFields):
@@ -177,7 +205,8 @@ class OutputFormat(LenientFields):
 
 class OutputFields(LenientFields):
     format: OutputFormat | None = Field(default=None, description="A JSON schema for the answer.")
-    effort: Any = Field(default=None, description="No effect but a warning.")
+    effort: Warned = None
+    task_budget: Warned = None
 
 
 class MessagesFields(Common):
@@ -195,16 +224,27 @@ class MessagesFields(Common):
     metadata: Ignored = None
     service_tier: Ignored = None
     cache_control: Ignored = None
-    context_management: Any = Field(default=None, description="No effect but a warning.")
+    context_management: Warned = None
 
     @property
     def ignored(self) -> dict[str, str]:
-        reasons = {
-            "thinking.budget_tokens": (self.thinking.budget_tokens, "thoughts have no limit but max_tokens"),
-            "output_config.effort": (self.output_config.effort, "thinking.type turns thinking on or off"),
-            "context_management": (self.context_management, "send the messages that the answer needs"),
-        }
-        return {name: reason for name, (value, reason) in reasons.items() if value}
+        images = [image for message in self.messages for image in message.images]
+        ignored = _given(
+            {
+                "thinking.budget_tokens": (self.thinking.budget_tokens, "thoughts have no limit but max_tokens"),
+                "thinking.display": (self.thinking.display == "omitted", "thoughts are part of the answer"),
+                "output_config.effort": (self.output_config.effort, "thinking.type turns thinking on or off"),
+                "output_config.task_budget": (self.output_config.task_budget, "max_tokens is the only limit"),
+                "context_management": (self.context_management, "send the messages that the answer needs"),
+                "messages.content.transformations": (
+                    any(image.transformations for image in images),
+                    "an image is always scaled to its tokens",
+                ),
+            }
+        )
+        for tool in self.tools:
+            ignored |= tool.ignored
+        return ignored
 
     def to_chat(self) -> ChatFields:
         system = [{"role": "system", "content": _text(self.system)}] if self.system else []
@@ -226,6 +266,11 @@ class MessagesFields(Common):
         if (output := self.output_config.format) is not None:
             chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": output.schema_}}
         return ChatFields.model_validate(chat)
+
+
+def _given(reasons: dict[str, tuple[Any, str]]) -> dict[str, str]:
+    """Return the reasons of the names whose value is given."""
+    return {name: reason for name, (value, reason) in reasons.items() if value}
 
 
 def _text_part(text: str) -> dict[str, Any]:

@@ -29,8 +29,10 @@ from gesso.settings import OPTIONS, Setting
 OFF: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
-    "logit_bias": ({},),
+    "logit_bias": ({}, []),
     "repetition_penalty": (1,),
+    "repeat_penalty": (1,),
+    "typical_p": (1,),
     "length_penalty": (1,),
     "verbosity": ("medium",),
     "skip_special_tokens": (True,),
@@ -45,6 +47,10 @@ OFF: dict[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
     "background": (False,),
     "include": ([],),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
     # no value but null turns these off: an empty object asks for a search, and 0 for the tokens of the prompt alone
     "web_search_options": (),
     "prompt_logprobs": (),

@@ -14,15 +14,16 @@ from gesso.serve.fields import OFF, Fields, StreamOptions, is_off
 HARMLESS = frozenset(
     {
         "metadata", "store", "service_tier", "safety_identifier", "prediction", "priority", "request_id",
-        "prompt_cache_key", "prompt_cache_retention", "cache_salt", "spaces_between_special_tokens",
-        "include_obfuscation",
+        "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt", "include_obfuscation",
+        "spaces_between_special_tokens",
     }
 )  # fmt: skip
 REJECTED = frozenset(
     {
         # input of the model
-        "messages", "prompt", "suffix", "input", "documents", "images", "audio", "modalities", "web_search_options",
-        "tools", "tool_choice", "functions", "function_call", "chat_template", "continue_final_message",
+        "messages", "prompt", "suffix", "input", "documents", "images", "image_data", "audio", "modalities",
+        "web_search_options", "tools", "tool_choice", "functions", "function_call", "chat_template",
+        "continue_final_message",
         # constraints
         "json_schema", "response_format", "format", "grammar", "allowed_token_ids",
         # form of the answer

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 import gesso
 from gesso.chat.tokenizer import FILL
+from gesso.constraints.spec import ConstraintSpec
 from gesso.serve.deltas import AnswerDeltas
 from gesso.serve.fields import Common, Count, Fields, Ignored, LenientFields, Texts, Tokens, example
 from gesso.serve.form import AnswerForm, LlamaCppForm
@@ -109,6 +110,22 @@ class LlamaCppCompletionFields(LlamaCppFields):
     model_config = example({"prompt": "def mean(values):\n    ", "n_predict": 64})
 
     prompt: str | Tokens
+    json_schema: dict[str, Any] | bool | None = None
+    grammar: str = Field(default="", description="A grammar in EBNF, such as llama.cpp's GBNF.")
+
+    @model_validator(mode="after")
+    def _check_constraint(self) -> Self:
+        if self.json_schema is not None and self.grammar:
+            raise ValueError("json_schema and grammar were given; only one constraint is allowed")
+        if self.hole is not None and self.constraint is not None:
+            raise ValueError(f"{next(iter(self.constraint.given))} is not supported for a hole")
+        return self
+
+    @property
+    def constraint(self) -> ConstraintSpec | None:
+        if self.json_schema is not None:
+            return ConstraintSpec(json_schema=self.json_schema)
+        return ConstraintSpec(grammar=self.grammar) if self.grammar else None
 
     @property
     def hole(self) -> tuple[str, str] | None:

@@ -102,7 +102,9 @@ class OllamaFields(Fields):
     stream: bool = True
     format: Literal["", "json"] | dict[str, Any] = Field(default="", description='"json", or a JSON schema.')
     options: OptionFields = OptionFields()
-    think: bool | Literal["low", "medium", "high"] = False
+    think: Literal[False, True, "low", "medium", "high", "max"] = False
+    truncate: Any = Field(default=None, description="No effect: a prompt that does not fit is rejected.")
+    shift: Any = Field(default=None, description="No effect: an answer ends at the context.")
     keep_alive: Any = Field(default=None, description="The engine stays loaded. 0 without a prompt gives `unload`.")
 
     @property

@@ -283,6 +283,15 @@ def test_fields_without_an_effect_are_accepted():
     assert chat_of(**ignored) == chat_of()
 
 
+def test_transformations_of_an_image_give_a_warning_also_in_the_result_of_a_tool():
+    image = IMAGE | {"transformations": {"oversized_image": "error"}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [image]}
+    for block in (image, result):
+        fields = MessagesFields.model_validate({"messages": [{"role": "user", "content": [block]}]})
+        assert list(fields.ignored) == ["messages.content.transformations"]
+    assert not MessagesFields.model_validate({"messages": [{"role": "user", "content": [IMAGE]}]}).ignored
+
+
 REJECTED = [
     ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content", "files are not read"),
     ({"messages": [{"role": "user", "content": [{"type": "video_clip"}]}]}, "messages.0.content", "'video_clip'"),

@@ -10,6 +10,7 @@ from gesso.serve.llama_cpp import InfillFields, before_dedent
 from tests.serving import QUICK, server_fixture
 
 server = server_fixture()
+HOLE = "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
 
 
 def ask(server, path, body):
@@ -91,6 +92,8 @@ def test_continue_gets_a_stream_whose_parts_have_content(server):
         ("/infill", {"input_extra": [{"filename": "a.py"}]}, "input_extra.0.text"),
         ("/completion", {"prompt": ""}, "prompt: it is empty"),
         ("/completion", {"prompt": "a", "n_predict": -2}, "n_predict"),
+        ("/completion", {"prompt": HOLE, "grammar": 'root ::= "a"'}, "grammar is not supported for a hole"),
+        ("/completion", {"prompt": "a", "grammar": 'root ::= "a"', "json_schema": {}}, "only one constraint"),
     ],
 )
 def test_requests_that_cannot_be_served_are_rejected_or_carry_a_warning(server, path, change, message):
@@ -99,6 +102,18 @@ def test_requests_that_cannot_be_served_are_rejected_or_carry_a_warning(server, 
         assert "mirostat was ignored" in response.json()["warnings"][0]
     else:
         assert response.status_code == 400 and message in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "texts"),
+    [
+        ({"json_schema": {"enum": ["yes", "no"]}}, ('"yes"', '"no"')),
+        ({"grammar": 'root ::= "yes" | "no"'}, ("yes", "no")),
+    ],
+)
+def test_text_of_a_completion_matches_its_constraint(server, constraint, texts):
+    body = {"prompt": "Answer: ", "n_predict": 16, "seed": 1, "diffusion": QUICK} | constraint
+    assert ask(server, "/completion", body)["content"] in texts
 
 
 # --- text -------------------------------------------------------------------------------------------------------------

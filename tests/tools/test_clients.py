@@ -72,3 +72,17 @@ def test_the_fuzzer_counts_answers_by_endpoint_and_knows_which_generate_text():
     assert answers == {"/chat": {200: 2, 400: 1}, "/models/{model}": {404: 1}, "/models": {}}
     assert fuzz.generating(description) == ["/chat"]
     assert fuzz.table(answers).splitlines()[1].split() == ["/chat", "3", "2", "1", "x", "400"]
+
+
+@pytest.mark.parametrize(
+    ("generated", "sent"),
+    [(1000, 2), (3, 2), (2, 2), (1, 1), (0, 0), (1001, 1001), (True, True), ("9", "9"), (9.0, 9.0)],
+)
+def test_the_fuzzer_lowers_valid_steps_only(generated, sent):
+    """Invalid values must reach the server."""
+    for body in ({"diffusion": {"steps": generated}, "n": 3}, {"options": {"diffusion": {"steps": generated}}}):
+        fuzz.lower_steps(body)
+        diffusion = body.get("options", body)["diffusion"]
+        assert diffusion["steps"] == sent and type(diffusion["steps"]) is type(sent)
+    for body in (None, [], "x", {"diffusion": 1}, {"options": []}):
+        fuzz.lower_steps(body)

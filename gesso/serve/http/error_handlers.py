@@ -37,6 +37,8 @@ def _api_error(error: Exception, request: Request) -> ApiError:
             return error
         case InputError():
             return from_input(error)
+        case HTTPException(status_code=404 | 405) if request.headers.get("upgrade", "").lower() == "websocket":
+            return ApiError(501, "this server has no WebSockets; send stream: true", code="not_supported")
         case HTTPException(status_code=404):
             return _unknown_endpoint(request)
         case HTTPException(status_code=405, headers={"Allow": methods}):

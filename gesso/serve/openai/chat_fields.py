@@ -9,7 +9,7 @@ from gesso.errors import InputError
 from gesso.serve.described import ChatFunctions, ChatMessages, ChatTools
 from gesso.serve.fields import Choices, Fields, Limit, SchemaOptionFields, example, with_options
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 SCHEMA_IN_PROMPT = Field(default=True, description="Add the JSON schema of the answer to the last message.")
 
 
@@ -78,7 +78,7 @@ class ChatFields(Choices):
     @model_validator(mode="after")
     def _translate_functions(self) -> Self:
         """Turn functions into tools, and the messages about their calls into those about calls of tools."""
-        self.messages = [_without_function_calls(message) for message in self.messages]
+        self.messages = [_with_refusal(_without_function_calls(message)) for message in self.messages]
         if not self.functions:
             if isinstance(self.function_call, ChosenFunction):
                 raise ValueError("function_call names a function; give it in functions")
@@ -106,7 +106,14 @@ class ChatFields(Choices):
 
     @property
     def ignored(self) -> dict[str, str]:
-        return {"top_logprobs": "it needs logprobs: true"} if self.top_logprobs and not self.logprobs else {}
+        ignored: dict[str, str] = {}
+        if self.top_logprobs and not self.logprobs:
+            ignored["top_logprobs"] = "it needs logprobs: true"
+        if any(message.get("name") and message.get("role") != "tool" for message in self.messages):
+            ignored["messages.name"] = "the chat template names roles only; write the name into the content"
+        if any(message.get("audio") for message in self.messages):
+            ignored["messages.audio"] = "this server keeps no audio; send its transcript as content"
+        return ignored
 
     @property
     def most_tokens(self) -> int | None:
@@ -148,3 +155,19 @@ def _without_function_calls(message: dict[str, Any]) -> dict[str, Any]:
         return message
     rest = {name: value for name, value in message.items() if name != "function_call"}
     return {**rest, "tool_calls": [{"type": "function", "function": call}]}
+
+
+def _with_refusal(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message in which the text of a refusal, which has a field of its own, is the content."""
+    content = message.get("content")
+    if not content and message.get("refusal"):
+        return {**message, "content": message["refusal"]}
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [_without_refusal_type(part) for part in content]}
+
+
+def _without_refusal_type(part: Any) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "refusal":
+        return part
+    return {"type": "text", "text": part.get("refusal")}

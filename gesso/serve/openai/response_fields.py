@@ -13,6 +13,7 @@ from gesso.serve.openai.chat_fields import SCHEMA_IN_PROMPT, Effort, SchemaField
 
 Name = Annotated[str, Field(max_length=512)]
 FUNCTION_FIELDS = ("type", "name", "description", "parameters", "strict")
+FUNCTION_DEFAULTS = {"allowed_callers": ["direct"]}  # of other fields, whose defaults change nothing
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -100,6 +101,7 @@ class ResponseFields(Common):
     max_tool_calls: Count | None = Field(default=None, description="No effect: it limits tools that OpenAI runs.")
     service_tier: Name | None = Field(default=None, description="No effect.")
     prompt_cache_key: Name | None = Field(default=None, description="No effect: the prefix cache needs no key.")
+    prompt_cache_options: dict[str, Any] = Field(default={}, description="No effect.")
     prompt_cache_retention: Name | None = Field(default=None, description="No effect.")
     safety_identifier: Name | None = Field(default=None, description="No effect.")
     client_metadata: dict[str, Any] = Field(default={}, description="No effect.")
@@ -122,8 +124,14 @@ class ResponseFields(Common):
             ignored["truncation"] = "a conversation that does not fit is rejected, so shorten it"
         if self.text.verbosity != "medium":
             ignored["text.verbosity"] = UNSUPPORTED
-        kinds = [str(tool.get("type")) for tool in self.tools if tool.get("type") != "function"]
-        return ignored | {f"tools.{kind}": "only functions are supported" for kind in kinds}
+        for tool in self.tools:
+            if tool.get("type") != "function":
+                ignored[f"tools.{tool.get('type')}"] = "only functions are supported"
+                continue
+            for name in tool.keys() - set(FUNCTION_FIELDS):
+                if tool[name] and tool[name] != FUNCTION_DEFAULTS.get(name):
+                    ignored[f"tools.{name}"] = UNSUPPORTED
+        return ignored
 
     def constraint(self) -> ConstraintSpec | None:
         """Return the constraint on the text. That on tool calls follows from the tools."""

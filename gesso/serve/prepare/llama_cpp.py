@@ -38,7 +38,9 @@ def completion(preparation: Preparation, fields: LlamaCppCompletionFields, warni
         warnings=warnings,
         details=_details(context, fields, most, truncated=False, indent=0),
     )
-    specs = [] if most == 0 else [preparation.spec(fields, tokens, max_new_tokens=most, stop=fields.stop)]
+    specs = []
+    if most != 0:
+        specs = [preparation.spec(fields, tokens, constraint=fields.constraint, max_new_tokens=most, stop=fields.stop)]
     request = ClientRequest(specs=specs, choices=fields.n_cmpl, seconds=fields.seconds, form=form)
     return preparation.texts(fields, request)
 
