@@ -182,8 +182,9 @@ def _copy_ownership(file: BinaryIO, before: os.stat_result) -> None:
 def replacing_directory(target: Path) -> Iterator[Path]:
     """Yield a new directory that replaces `target` when the block succeeds; after an error, `target` is unchanged.
 
-    All of it is on disk before it gets its name, and its name is on disk afterwards: a power failure leaves the old
-    directory or the new one. A process that is killed leaves a hidden directory, for `remove_abandoned`.
+    All of it is on disk before it gets its name. The old directory is deleted after the new one has its name on disk. A
+    process that is killed leaves a hidden directory, for `remove_abandoned`. Between the two renames, neither has the
+    name.
     """
     unfinished = _unfinished(target)
     unfinished.mkdir()
@@ -193,21 +194,30 @@ def replacing_directory(target: Path) -> Iterator[Path]:
             for name in names:
                 _sync(Path(directory) / name)
             _sync(Path(directory))
-        discard(target)
+        former = _hidden(target)
         unfinished.rename(target)
         _sync(target.parent)
+        if former is not None:
+            shutil.rmtree(former)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def discard(directory: Path) -> None:
     """Remove a directory, if it exists, so that it is never incomplete under its name."""
+    hidden = _hidden(directory)
+    if hidden is not None:
+        shutil.rmtree(hidden)
+
+
+def _hidden(directory: Path) -> Path | None:
+    """Give a directory the name of an unfinished one, and return it; None if there is no directory."""
     unfinished = _unfinished(directory)
     try:
         directory.rename(unfinished)
     except FileNotFoundError:
-        return
-    shutil.rmtree(unfinished)
+        return None
+    return unfinished
 
 
 def remove_abandoned(target: Path) -> None:
@@ -221,18 +231,28 @@ def remove_abandoned(target: Path) -> None:
             _remove(path)
 
 
-def remove_all_abandoned(parent: Path) -> None:
-    """Remove everything unfinished in a directory. The caller has a lock that keeps other writers out."""
-    for path in parent.iterdir():
-        if UNFINISHED.fullmatch(path.name):
-            _remove(path)
+def remove_all_abandoned(parent: Path, suffix: str = "") -> None:
+    """Remove everything unfinished in a directory whose name would end with `suffix`.
+
+    The caller has a lock that keeps other writers out. What another process is writing under its own lock stays.
+    """
+    for path in list(parent.iterdir()):
+        match = UNFINISHED.fullmatch(path.name)
+        if match and match["name"].endswith(suffix):
+            with suppress(GessoError), locked(lock_of(parent / match["name"])):
+                _remove(path)
 
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
+
+
+def lock_of(target: Path) -> Path:
+    """Return the lock of a file or directory that is written by one command at a time."""
+    return target.with_name(f".{target.name[:LONGEST]}.lock")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Fixtures and markers of all tests. No test uses the network, and each process uses one thread."""
 
+import atexit
 import gc
 import io
 import json
@@ -107,15 +108,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """Start the garbage collector, which never looks at the imported modules: they live as long as the process."""
+    """Start the garbage collector, which never looks at the imported modules: they live as long as the process.
+
+    When the interpreter exits, it collects them. Otherwise Triton's library reports their kernels as leaks, below the
+    result of the tests. pytest_unconfigure would be too late: pytest-xdist interrupts processes that are slow to end.
+    """
     gc.freeze()
+    atexit.register(gc.unfreeze)
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """Let the interpreter collect the imported modules when it exits. Otherwise Triton's library reports their kernels
-    as leaks, below the result of the tests."""
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

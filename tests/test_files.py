@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gesso.errors import CheckpointError, InputError
 from gesso.eval.sudoku.puzzles import read_puzzles
 from gesso.serve.keys import read_keys
 from gesso.train import recipe
+from tests.other_process import other_process_with
 
 
 @pytest.fixture
@@ -154,6 +156,23 @@ def test_an_error_while_writing_a_directory_keeps_the_old_one(tmp_path):
     assert (target / "file").read_text() == "new" and list(tmp_path.iterdir()) == [target]
 
 
+def test_the_old_directory_is_deleted_after_the_new_one_has_its_name(tmp_path, monkeypatch):
+    """Deleting a model takes seconds. A process that is killed meanwhile must leave the old one or the new one."""
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "file").write_text("old")
+    remove, seen = shutil.rmtree, []
+
+    def watched(path, **options):
+        seen.append((target / "file").read_text())
+        remove(path, **options)
+
+    monkeypatch.setattr(files.shutil, "rmtree", watched)  # a process cannot be killed at this moment
+    with files.replacing_directory(target) as directory:
+        (directory / "file").write_text("new")
+    assert set(seen) == {"new"} and list(tmp_path.iterdir()) == [target]
+
+
 def test_only_unfinished_files_and_directories_are_abandoned(tmp_path):
     token = "0123456789abcdef"
     (tmp_path / f".out.{token}.partial").mkdir()
@@ -165,7 +184,14 @@ def test_only_unfinished_files_and_directories_are_abandoned(tmp_path):
         (tmp_path / name).write_text("x")
     files.remove_abandoned(tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == kept | {f".other.{token}.partial"}
-    files.remove_all_abandoned(tmp_path)
+    files.remove_all_abandoned(tmp_path, suffix="er.txt")
+    assert (tmp_path / f".other.{token}.partial").exists()
+    lock = files.lock_of(tmp_path / "other")
+    with other_process_with(lock):
+        files.remove_all_abandoned(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == kept | {f".other.{token}.partial", lock.name}
+    assert lock.exists(), "the process was killed"
+    files.remove_all_abandoned(tmp_path, suffix="er")
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 

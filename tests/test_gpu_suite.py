@@ -20,6 +20,7 @@ COLLECT = f"""
 import sys
 sys.modules |= dict.fromkeys({ABSENT!r})  # an import of these now fails
 import pytest
+pytest.Config._ensure_unconfigure = lambda config: None  # as if the process were interrupted at its end
 sys.exit(pytest.main(sys.argv[1:]))
 """
 

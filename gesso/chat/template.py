@@ -8,6 +8,7 @@ interpreter, but not from looping for hours or allocating terabytes. So each com
 - A template can use the filters, tests, methods and functions of `template_costs` only. The cost of each is checked and
   charged before it runs, and its result afterwards.
 - No string or list may exceed MAX_CHARS. So each operation is short, and the clock is read between operations.
+- All results that the template holds at one time are limited, too.
 - jinja2 evaluates constants while it compiles, under the budget of the compilation.
 """
 
@@ -233,6 +234,11 @@ class _InsertCounters(NodeTransformer):
         self.generic_visit(node)
         parts = _call("charge", nodes.List(node.nodes, lineno=node.lineno), node)
         return nodes.Filter(parts, "join", [], [], None, None, lineno=node.lineno)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
+        """Charge slices, which are copies. jinja2 takes them without asking its environment."""
+        self.generic_visit(node)
+        return _call("charge", node, node) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_List(self, node: nodes.List) -> nodes.Expr:
         return self._literal(node, node.items)

@@ -251,8 +251,8 @@ def power(left: Any, right: Any) -> int:
 def product(left: Any, right: Any) -> int:
     if isinstance(left, int) and isinstance(right, int):
         return _check_bits(left.bit_length() + right.bit_length())
-    times = max((value for value in (left, right) if isinstance(value, int)), default=0)
-    return check_size(times * (size(left) + size(right)))
+    value, times = (right, left) if isinstance(left, int) else (left, right)
+    return check_size(size(value) * max(0, times)) if isinstance(times, int) else 0
 
 
 def remainder(left: Any, right: Any) -> int:

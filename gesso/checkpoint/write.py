@@ -14,7 +14,7 @@ from gesso.checkpoint.parameters import checkpoint_name, empty_model, parameters
 from gesso.checkpoint.safetensors import INDEX, SINGLE, opened, weight_files
 from gesso.checkpoint.vision import PREFIX, vision_tensors
 from gesso.errors import CheckpointError, InputError
-from gesso.files import full_disk, locked, remove_abandoned, replacing_directory
+from gesso.files import full_disk, lock_of, locked, remove_abandoned, replacing_directory
 from gesso.model.config import Config
 from gesso.model.quantization_config import LAYERS, MIXED, TOOLS
 
@@ -84,7 +84,7 @@ def alone(target: Path) -> Iterator[None]:
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(target.with_name(f".{target.name[:100]}.lock")) as is_locked:
+        with locked(lock_of(target)) as is_locked:
             if is_locked:
                 remove_abandoned(target)
             yield

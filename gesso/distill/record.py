@@ -8,7 +8,8 @@ N steps of a canvas, C canvas.
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,8 +28,8 @@ from gesso.engine.driver import PlanRun
 from gesso.engine.events import Commit, Draft, Event, Result
 from gesso.engine.plan import generate
 from gesso.engine.request import Request
-from gesso.errors import InputError
-from gesso.files import read_json, replacing
+from gesso.errors import GessoError, InputError
+from gesso.files import full_disk, locked, read_json, remove_all_abandoned, replacing
 from gesso.train.trajectories import (
     Ints,
     RecordedCanvas,
@@ -42,6 +43,7 @@ from gesso.train.trajectories import (
 
 NOTE = "record.json"
 ROWS = "rows.jsonl"
+LOCK = ".lock"  # in the directory of a recording, while it is written
 SHARD = 256  # runs
 
 Show = Callable[[int, int], None]  # runs done, of how many
@@ -152,11 +154,51 @@ def record(
     if first.diffusion.by_token or first.diffusion.steps < 2:
         raise InputError("there are no canvases of several steps to record; use write=canvas, or more steps")
     length = first.length_after(0, g.config)
-    _begin(directory, note_of(prompts, note, options), prompts)
-    if read_index(directory) is not None:
-        return True
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    shards = Shards(directory, len(prompts), length)
+    whole_note = note_of(prompts, note, options)
+    if is_complete(directory, whole_note):
+        return True
+    with _alone(directory):
+        _begin(directory, whole_note, prompts)
+        shards = Shards(directory, len(prompts), length)
+        if not _record_missing(g, prompts, shards, options, batch=batch, show=show, deadline=deadline):
+            return False
+        settings = first.diffusion
+        plain = {name: value if _is_plain(value) else repr(value) for name, value in asdict(settings).items()}
+        summary = _summary(directory, len(prompts))
+        write_index(directory, {**summary, "canvas_length": length, "settings": plain})
+    return True
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Keep other processes from recording into a directory, and remove what a killed one has left in it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with locked(directory / LOCK) as is_locked:
+            if is_locked:
+                remove_all_abandoned(directory)
+            yield
+    except Exception as error:
+        reason = full_disk(error)
+        if reason is None:
+            raise
+        raise GessoError(
+            f"the recording in {directory} cannot be written: {reason}. Free some space; the same command continues"
+        ) from error
+
+
+def _record_missing(
+    g: Gesso,
+    prompts: Prompts,
+    shards: Shards,
+    options: Mapping[str, Any],
+    *,
+    batch: int,
+    show: Show,
+    deadline: float | None,
+) -> bool:
+    """Record the runs of the shards that are not complete, and return whether there was time for all."""
     waiting = iter(shards.missing)
     running: dict[int, PlanRun[list[Result]]] = {}
     failed: list[Exception] = []
@@ -178,7 +220,7 @@ def record(
                     accepted=accepted,
                 )
                 for canvas in watch.committed
-                if canvas.trajectory.canvas_NC.shape[1] == length
+                if canvas.trajectory.canvas_NC.shape[1] == shards.canvas_length
             ]
             shards.add(index, entries)
         show(len(prompts) - sum(map(len, shards.left.values())), len(prompts))
@@ -203,8 +245,6 @@ def record(
             g.driver.cancel(run)
     if failed and len(failed) == len(prompts):
         raise failed[0]
-    diffusion = {name: value if _is_plain(value) else repr(value) for name, value in asdict(first.diffusion).items()}
-    write_index(directory, {**_summary(directory, len(prompts)), "canvas_length": length, "settings": diffusion})
     return True
 
 
@@ -232,7 +272,6 @@ def _begin(directory: Path, note: Mapping[str, Any], prompts: Prompts) -> None:
     """Write the note and the reference rows, unless a recording with this note is to be continued."""
     if is_complete(directory, note) or (directory / NOTE).is_file():
         return
-    directory.mkdir(parents=True, exist_ok=True)
     with replacing(directory / ROWS) as file:
         file.writelines(json.dumps(row).encode() + b"\n" for row in prompts.rows())
     with replacing(directory / NOTE) as file:

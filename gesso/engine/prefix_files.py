@@ -29,13 +29,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from gesso.engine.pieces import Cuts
-from gesso.errors import InputError
-from gesso.files import check_regular, replacing
+from gesso.errors import GessoError, InputError
+from gesso.files import check_regular, locked, remove_all_abandoned, replacing
 from gesso.model.cache import SPARE, KVCache, LayerKV
 
 logger = logging.getLogger("gesso")
 
 SUFFIX = ".prefix.safetensors"
+LOCK = ".prefix.lock"
 VERSION = 3  # increases when the same model, backend and machine give other keys or values, or the layout changes
 TOKEN_BYTES = 24  # of a token in a hash: a soft token of an image has more than 128 bits and a sign
 LIMIT = 20 * 10**9  # bytes of all files in a directory; 256 tokens of the 26B in float32 are 115 MB
@@ -105,7 +106,8 @@ class PrefixFiles:
     def write(self, cache: KVCache, row: int, tokens: Sequence[int], cuts: Cuts) -> None:
         """Store the last piece of a row that has just been encoded: its tokens are those given. Log it if that fails.
 
-        In sliding layers only the end of a row is left, so a piece can be stored only then.
+        In sliding layers only the end of a row is left, so a piece can be stored only then. While another process
+        stores one, this piece is left for the next time.
         """
         path, length = self._paths(tokens, cuts)[len(tokens)], len(tokens) - cuts.last(len(tokens) - 1)
         if path.exists():
@@ -118,9 +120,14 @@ class PrefixFiles:
         if len(data) > self.limit:
             return
         try:
-            self._delete_oldest(self.limit - len(data))
-            with replacing(path, private=True) as file:
-                file.write(data)
+            with locked(self.directory / LOCK) as is_locked:
+                if is_locked:
+                    remove_all_abandoned(self.directory, SUFFIX)
+                self._delete_oldest(self.limit - len(data))
+                with replacing(path, private=True) as file:
+                    file.write(data)
+        except GessoError:
+            return
         except OSError as error:
             logger.warning("the prompt cannot be stored in %s: %s", self.directory, error.strerror or error)
 

@@ -19,7 +19,6 @@ N steps of a run, C canvas.
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +26,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from gesso.errors import InputError
-from gesso.files import read_json
+from gesso.files import read_json, replacing
 
 INDEX, SUFFIX = "index.json", ".safetensors"
 RAGGED = ("before", "text", "canvas")
@@ -92,16 +91,14 @@ def write_shard(path: Path, entries: Sequence[RecordedCanvas], canvas_length: in
     tensors["temperature"] = np.concatenate([np.zeros(0, dtype=np.float32), *temperatures]).astype(np.float32)
     tensors["run"] = np.array([entry.run for entry in entries], dtype=np.int64)
     tensors["accepted"] = np.array([entry.accepted for entry in entries], dtype=np.uint8)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file(tensors, partial)
-    partial.replace(path)
+    with replacing(path) as file:
+        file.write(save(tensors))
 
 
 def write_index(directory: Path, index: Mapping[str, Any]) -> None:
     """Write the index, which marks the recording as complete."""
-    partial = directory / f".{INDEX}.{os.getpid()}"
-    partial.write_text(json.dumps(index, indent=1), encoding="utf-8")
-    partial.replace(directory / INDEX)
+    with replacing(directory / INDEX) as file:
+        file.write(json.dumps(index, indent=1).encode())
 
 
 def read_index(directory: Path) -> dict[str, Any] | None:

@@ -1,7 +1,9 @@
 """Chat templates: each rendering has limits, and normal templates render as in jinja2."""
 
+import itertools
 import json
 import threading
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -57,7 +59,7 @@ RUNAWAY = {
     "round": "{{ 1.5|round(10**9, 'ceil') }}",
     "to_bytes": "{{ (5).to_bytes(10**10, 'big') }}",
     "translate": "{{ 'xxx'.translate({120: 'x' * 10**6}) }}",
-    "sum of lists": "{% set one = [[1]] * 300000 %}{{ one|sum(start=[])|length }}",
+    "sum of lists": "{% set ones = [[1]] * 50000 %}{{ ones|sum(start=[])|length }}",
     "slice": "{{ [1]|slice(10**10)|list }}",
     "batch": "{{ [1]|batch(10**10, 'x')|list }}",
     "tojson": "{{ [1]|tojson(indent=10**10) }}",
@@ -127,7 +129,7 @@ def test_stopped_rendering_is_an_input_error_and_stopped_compilation_a_checkpoin
 
 
 def test_compiling_has_a_time_limit():
-    with pytest.raises(Runaway, match="it takes longer than 0 s"):
+    with pytest.raises(Runaway, match="more than 0 s of processor time"):
         template.compiled("{{ messages }}", WorkLimits(seconds=0.0))
 
 
@@ -148,8 +150,14 @@ def test_runaway_template_is_stopped_in_another_thread():
 
 def test_template_is_stopped_by_time_limit():
     loops = template.compiled(RUNAWAY["silent nested loops"])
-    with pytest.raises(Runaway, match=r"longer than 0\.05 s"):
+    with pytest.raises(Runaway, match=r"more than 0\.05 s of processor time"):
         template.render(loops, {}, WorkLimits(seconds=0.05, steps=10**12))
+
+
+def test_only_processor_time_counts():
+    """So a template that renders on an idle machine renders on a busy one."""
+    slow = (time.sleep(0.05) or number for number in range(5))
+    assert rendered("{% for number in slow %}{{ number }}{% endfor %}", WorkLimits(seconds=0.2), slow=slow) == "01234"
 
 
 def test_each_rendering_has_its_own_budget():
@@ -201,6 +209,51 @@ def test_long_conversation_renders_within_budget(tmp_path):
     (tmp_path / "tokenizer.json").write_text(tokenizer_json())
     chat = [{"role": role, "content": "word " * 200} for _ in range(1000) for role in ("user", "assistant")]
     assert Tokenizer.from_directory(tmp_path).render(chat).count("word") == 400_000
+
+
+# Published templates do this: with a list of tools, and with all messages before each one.
+APPENDED = (
+    "{% set ns = namespace(text='') %}{% for x in parts %}{% set ns.text = ns.text + x %}{% endfor %}{{ ns.text }}"
+)
+LOOKING_BACK = "{% for i in range(1450) %}{% for j in range(i, -1, -1) %}{% endfor %}{% endfor %}end"
+
+
+def test_a_text_of_many_parts_renders_within_budget():
+    parts = ["x" * 2_000] * 400
+    assert rendered(APPENDED, parts=parts) == "".join(parts)
+
+
+def test_a_conversation_of_many_messages_renders_within_budget():
+    assert rendered(LOOKING_BACK, UNTIMED) == "end"
+
+
+HELD = {
+    "slices": "{%% set a%d = text[%d:] %%}",
+    "sums": "{%% set a%d = text + '%d' %%}",
+    "blocks": "{%% set a%d %%}{{ text }}%d{%% endset %%}",
+    "calls": "{%% set a%d = text.replace('y', '%d') ~ 'z' %%}",
+    "lists": "{%% set a%d = [text[1:], %d] %%}",
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_results_that_are_held_at_one_time_are_limited(kind):
+    hostile = template.compiled("".join(HELD[kind] % (number, number) for number in range(100)))
+    text = "x" * 100_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(Runaway, match="it holds texts and lists of more than 1,000,000 characters at one time"):
+            template.render(hostile, {"text": text}, WorkLimits(held=1_000_000))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2_000_000
+
+
+def test_results_that_were_dropped_are_not_held():
+    text = "x" * 100_000
+    replaced = "{% set ns = namespace() %}{% for _ in range(100) %}{% set ns.text = text[1:] %}{% endfor %}end"
+    assert rendered(replaced, WorkLimits(held=1_000_000), text=text) == "end"
 
 
 # --- every operation has a cost ---------------------------------------------------------------------------------------
@@ -263,6 +316,30 @@ def test_operation_that_jinja2_adds_is_unavailable_until_it_has_a_cost(monkeypat
     ):  # fmt: skip
         with pytest.raises(TemplateError, match=problem):
             rendered(source)
+
+
+def test_a_text_times_a_number_costs_its_length():
+    """Otherwise the hostile templates above would be stopped before the operation that they are about."""
+    for times in (8_000_000, -1, True):
+        source = "{{ ('x' * times)|length }}{{ (times * [])|length }}"
+        assert rendered(source, times=times) == f"{max(0, int(times))}0"
+
+
+def test_no_operation_gives_work_back():
+    costs = [*template_costs.FILTERS.values(), *template_costs.TESTS.values(), *template_costs.OPERATORS.values()]
+    costs += [cost for table in template_costs.METHODS.values() for cost in table.values()]
+    values = ("text", "", [1], {"a": 1}, 7, -7, 1.5, None)
+    hostile = (10**9, -(10**9), -1.5, "x", "", [], True, None)
+    called = 0
+    for cost, value, count in itertools.product(dict.fromkeys(costs), values, range(3)):
+        for arguments in itertools.product(hostile, repeat=count):
+            try:
+                work = cost(value, *arguments)
+            except (Runaway, TypeError, AttributeError):  # stopped, or as the operation itself fails
+                continue
+            called += 1
+            assert work >= 0, (cost.__name__, value, arguments)
+    assert called > 5_000
 
 
 def test_every_operator_has_a_cost():

@@ -10,13 +10,15 @@ from gesso.backends.torch import summarize
 from gesso.diffusion.canvas import Process
 from gesso.distill import record as recording_module
 from gesso.distill.prompts import RowPrompts, TaskPrompts
-from gesso.distill.record import record
-from gesso.errors import InputError
+from gesso.distill.record import LOCK, record
+from gesso.errors import GessoError, InputError
 from gesso.eval.own_data import SCORES
 from gesso.train.data import Dataset
 from gesso.train.recipe import DataSettings
-from gesso.train.trajectories import Trajectories, read_index, read_shard, recorded_files
+from gesso.train.trajectories import INDEX, Trajectories, read_index, read_shard, recorded_files
 from tests.distill.conftest import OPTIONS, Words
+from tests.full_disk import full_disk
+from tests.other_process import other_process_with
 
 
 def entries(directory):
@@ -108,6 +110,29 @@ def test_an_interrupted_recording_continues_with_the_same_runs(g, recording, tmp
     with pytest.raises(InputError, match=r"recorded with different settings \(model, options\)"):
         record(g, Words(), tmp_path / "part", {"model": "another"}, {**OPTIONS, "steps": 6}, batch=2)
     assert read_index(recording)["accepted"] == 3
+
+
+def test_what_a_killed_process_has_left_is_removed_and_a_second_process_is_rejected(g, recording, tmp_path):
+    directory = tmp_path / "part"
+    shutil.copytree(recording, directory)
+    _, shard = recorded_files(directory)
+    (directory / INDEX).unlink()
+    shard.rename(directory / f".{shard.name}.0123456789abcdef.partial")
+    names = {path.name for path in recording.iterdir()}
+    with other_process_with(directory / LOCK), pytest.raises(GessoError, match="another process is writing to .*part"):
+        record(g, Words(), directory, {"model": "short"}, OPTIONS, batch=3)
+    assert record(g, Words(), directory, {"model": "short"}, OPTIONS, batch=3)
+    assert {path.name for path in directory.iterdir()} == names
+    assert shard.read_bytes() == (recording / shard.name).read_bytes()
+
+
+def test_a_full_disk_is_one_line_and_the_recording_continues(g, tmp_path):
+    directory = tmp_path / "full"
+    assert not record(g, Words(), directory, {"model": "short"}, OPTIONS, batch=3, minutes=0)
+    with full_disk(100), pytest.raises(GessoError, match="full cannot be written: File too large. Free some space"):
+        record(g, Words(), directory, {"model": "short"}, OPTIONS, batch=3)
+    assert not [path.name for path in directory.iterdir() if path.name.startswith(".")]
+    assert record(g, Words(), directory, {"model": "short"}, OPTIONS, batch=3)
 
 
 def test_text_without_canvases_of_several_steps_is_rejected(g, tmp_path):

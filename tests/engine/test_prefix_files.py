@@ -18,9 +18,10 @@ import gesso
 from gesso import Result
 from gesso.checkpoint.safetensors import SINGLE
 from gesso.engine.pieces import cut
-from gesso.engine.prefix_files import PrefixFiles
+from gesso.engine.prefix_files import LOCK, SUFFIX, PrefixFiles
 from gesso.errors import InputError
 from tests.full_disk import full_disk
+from tests.other_process import other_process_with
 
 PROMPT = [3 + i * 7 % 300 for i in range(700)]  # two pieces of 256, and a rest
 OPTIONS: dict[str, Any] = {"max_new_tokens": 6, "steps": 3, "seed": 4}
@@ -149,6 +150,30 @@ def test_the_least_recently_used_files_are_deleted_at_the_limit(tiny: gesso.Gess
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 3 * size
     PrefixFiles(tmp_path / "small", "a", limit=size - 1).write(cache, 0, texts[0], cuts)
     assert not files(tmp_path / "small"), "a file beyond the limit is not written"
+
+
+def test_what_a_killed_process_has_left_is_removed_and_files_of_others_stay(
+    write: Callable[..., Result], tmp_path: Path
+) -> None:
+    directory = tmp_path / "cache"
+    directory.mkdir(mode=0o700)
+    token = "0123456789abcdef"
+    for name in ("a" * 64 + SUFFIX, "model"):
+        (directory / f".{name}.{token}.partial").touch()
+    write()
+    assert [path.name for path in directory.glob(".*")] == [f".model.{token}.partial"]
+
+
+def test_a_prompt_is_stored_later_if_another_process_is_storing_one(
+    write: Callable[..., Result], tmp_path: Path, expected: Result
+) -> None:
+    directory = tmp_path / "cache"
+    directory.mkdir(mode=0o700)
+    with other_process_with(directory / LOCK):
+        assert write().tokens == expected.tokens
+        assert files(directory) == [directory / LOCK]
+    write()
+    assert len(files(directory)) == 2
 
 
 def test_a_directory_that_cannot_be_used_is_reported(

@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
 import sys
 from contextlib import ExitStack
 
@@ -18,6 +17,7 @@ from gesso.train.recipe import load
 from gesso.train.run import train
 from gesso.train.trainer import LOCK
 from tests.full_disk import full_disk
+from tests.other_process import other_process_with
 from tests.train.conftest import make_small, watched, write_rows
 from tests.train.forked import start, train_and_die
 from tests.train.test_trainer import losses, write_recipe
@@ -66,16 +66,9 @@ def test_a_run_that_is_killed_while_writing_leaves_nothing_once_it_continues(
 def test_two_processes_do_not_train_into_one_directory(tmp_path, rows, small):
     recipe, out = write_recipe(tmp_path, rows, small, steps=1), tmp_path / "out"
     out.mkdir()
-    hold = "import sys; from pathlib import Path; from gesso.files import locked\n"
-    hold += "with locked(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", hold, str(out / LOCK)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    process.stdout.readline()
-    with pytest.raises(GessoError, match=r"another process is writing to .*out; wait for it, or stop it"):
+    refused = r"another process is writing to .*out; wait for it, or stop it"
+    with other_process_with(out / LOCK), pytest.raises(GessoError, match=refused):
         train(load(recipe), report=lambda _: None)
-    process.kill()
-    process.communicate()
     train(load(recipe), report=lambda _: None)
     assert state.latest(out) and hidden(out) == []
 
