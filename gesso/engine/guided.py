@@ -1,9 +1,11 @@
 """Apply a constraint to a prediction before the diffusion process uses it.
 
-A model that was asked for a format often reaches it by itself through invalid drafts: it closes a bracket twice, and
+A model whose prompt names the format often reaches it by itself through invalid drafts: it closes a bracket twice, and
 removes one in a later step. Correcting every step would turn such a draft into a text that is valid but not the one the
 model was about to write. So the first half of a canvas' steps is not corrected, as long as everything that becomes
 final satisfies the constraint. A text that converges by then and satisfies it is the same as without the constraint.
+A model that does not know of the constraint would be sure of another text by then, so its steps are corrected from the
+first on.
 
 A correction has three stages. `guided` reads the prediction from the device. `Correction.search` runs on the host, and
 may run, with pauses, while the device is busy with other
@@ -29,9 +31,13 @@ from gesso.diffusion.prediction import LIKELY, Prediction, top_tokens
 from gesso.engine.running import Running
 
 
+FAINT = 8.0  # how far below the largest logit of a position the differences between logits begin to be noise
+FAINT_SHARE = 0.1  # of these differences that counts
+
+
 @dataclass(frozen=True)
 class Candidates:
-    """The tokens that a search chooses from, with logits at one temperature for all positions."""
+    """The tokens that a search chooses from, with their logits before the temperature."""
 
     tokens_CK: Ints  # the most likely tokens, in descending order; among equals, the lowest first
     logits_CK: Floats
@@ -134,14 +140,24 @@ def scores_of(candidates: Candidates, entropy_C: Floats, guide: Guide) -> Scores
     best_C1 = candidates.logits_CK[:, :1]
 
     def ask(tokens_U: Ints) -> Floats:
-        return (candidates.logits_at_tokens(tokens_U) - best_C1) * weight_C1
+        return _above_noise(candidates.logits_at_tokens(tokens_U) - best_C1) * weight_C1
 
     filling = np.array(sorted(guide.eos | guide.padding))
     filling_CU = ask(filling)
     return Scores(
         candidates.tokens_CK,
-        (candidates.logits_CK - best_C1) * weight_C1,
+        _above_noise(candidates.logits_CK - best_C1) * weight_C1,
         filling[filling_CU.argmax(axis=1)],
         filling_CU.max(axis=1),
         ask,
     )
+
+
+def _above_noise(differences: Floats) -> Floats:
+    """Return differences from the largest logit, those beyond `FAINT` in short.
+
+    Where the constraint allows only tokens that the model does not expect, as at a text's forced end, their order is
+    noise, but would decide about the rest of the text.
+    """
+    shortened = -FAINT + FAINT_SHARE * (differences + FAINT)
+    return np.where(differences < -FAINT, shortened, differences).astype(np.float32)

@@ -358,7 +358,7 @@ class Runner:
             if is_uncorrected(running) and satisfies_constraint(running, free := step()):
                 return free
             own = conditioned()
-            found = guided(running, own, partial(self._candidates, prediction, hidden_CH))
+            found = guided(running, own, partial(self._candidates, running, prediction, hidden_CH))
             if isinstance(found, Correction):
                 return found
             return step() if found is own else advance(found)
@@ -381,12 +381,13 @@ class Runner:
 
         return constrained
 
-    def _candidates(self, prediction: Prediction, hidden_CH: Tensor, start: int) -> Candidates:
+    def _candidates(self, running: Running, prediction: Prediction, hidden_CH: Tensor, start: int) -> Candidates:
         """Return the tokens that a constraint may choose from at the positions from `start` on."""
         tokens_CK, logits_CK, hidden_CH = prediction.likely_CK, prediction.likely_logit_CK, hidden_CH[start:]
         if tokens_CK is None or logits_CK is None:
-            logits_CV = prediction.logits_CV
-            return Candidates.of(self.backend.logits(hidden_CH) if logits_CV is None else logits_CV[start:])
+            if prediction.logits_CV is None:
+                return Candidates.of(self.backend.logits(hidden_CH))
+            return Candidates.of(prediction.logits_CV[start:] * running.process.temperature(running.canvas))
         # The hidden states are ready when their likely tokens have been read.
         found = tokens_CK[start:].cpu().numpy(), logits_CK[start:].cpu().numpy()
         return Candidates(*found, partial(self._logits_at_tokens, hidden_CH))

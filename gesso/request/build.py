@@ -49,7 +49,7 @@ def build(spec: RequestSpec, info: ModelInfo, read_images: ReadImages) -> Reques
         guide=spec.guide,
         validate=None if constraint is None else _answer_check(spec, constraint),
         warnings=spec.guide.warnings if spec.guide else (),
-        free_first=True,
+        free_first=_prompt_names_form(spec, constraint),
         never_first=info.never_first,
         byte_tokens=info.tokenizer.byte_ids,
         top_logprobs=spec.top_logprobs,
@@ -81,9 +81,7 @@ def build_base(spec: RequestSpec, info: ModelInfo) -> Request:
     settings = spec.settings
     if spec.preset in (None, SHORT):  # only a canvas can use the text after the hole, whatever its speed
         settings = {"write": "canvas", **settings}
-    base = build(replace(spec, settings=settings, constraint=None), info, _without_images)
-    # A healed prompt lacks the beginning of the new text, which only the constraint then determines.
-    return replace(base, free_first=False)
+    return build(replace(spec, settings=settings, constraint=None), info, _without_images)
 
 
 def build_decision(spec: DecisionSpec, info: ModelInfo, read_images: ReadImages) -> Request:
@@ -188,6 +186,13 @@ def _constraint(spec: RequestSpec, info: ModelInfo) -> ConstraintSpec | None:
         parallel=chat.parallel_tool_calls,
         thinking=chat.thinking,
     )
+
+
+def _prompt_names_form(spec: RequestSpec, constraint: ConstraintSpec | None) -> bool:
+    """Return whether the prompt tells the model the form of the answer, which it may then have without a correction."""
+    if constraint is None or not isinstance(spec.prompt, ChatSpec):
+        return False
+    return bool(constraint.tools) or (constraint.json_schema is not None and spec.prompt.schema_in_prompt)
 
 
 def _answer_check(spec: RequestSpec, constraint: ConstraintSpec) -> AnswerCheck | None:

@@ -141,3 +141,11 @@ def test_search_with_most_likely_tokens_without_text(guide_of, tiny, regex):
     logits_CV[:, silent] += 100
     best = best_of(guide, logits_CV, LIKELY)
     assert Reach(guide, {}, 6).fits(0, START, best)
+
+
+def test_a_forced_end_does_not_outvote_the_text_before_it():
+    """As measured for `np` and the letters `p`, `x` where a line break is expected: all of these logits are faint."""
+    below_best_CU = np.array([[0, -4, -16, -14], [-14, -18, -14, -18]], np.float32)  # np, p, x, end
+    np_end, p_x = guided._above_noise(below_best_CU)[[0, 1, 0, 1], [0, 3, 1, 2]].reshape(2, 2).sum(axis=1)
+    assert np_end > p_x
+    assert below_best_CU[:, [0, 3]].max() == 0 and (np.diff(np.sort(guided._above_noise(below_best_CU))) >= 0).all()

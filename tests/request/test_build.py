@@ -134,3 +134,19 @@ def test_the_python_api_loads_no_package_of_the_server():
     code = "import sys, gesso.api; print(json.dumps(sorted(sys.modules)))".replace("sys,", "sys, json,")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"msgspec", "pydantic", "fastapi"} & set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "constraint", "is_named"),
+    [
+        (ChatSpec(messages=HELLO), ConstraintSpec(json_schema={"type": "object"}), True),
+        (ChatSpec(messages=HELLO, tools=TOOLS), None, True),
+        (ChatSpec(messages=HELLO, schema_in_prompt=False), ConstraintSpec(json_schema={"type": "object"}), False),
+        (ChatSpec(messages=HELLO), ConstraintSpec(choice=["yes", "no"]), False),
+        ("Hello", ConstraintSpec(json_schema={"type": "object"}), False),
+    ],
+    ids=["schema in the prompt", "tools", "schema not in the prompt", "choice", "continuation"],
+)
+def test_the_first_half_is_free_if_the_prompt_names_the_constraint(tiny, prompt, constraint, is_named):
+    request = build(RequestSpec(prompt=prompt, constraint=constraint), tiny.info, list)
+    assert request.free_first is is_named

@@ -26,10 +26,14 @@ def task(entries, endpoint, body, *, context=CONTEXT, vision=False, fetched=None
 
 def prepare(entries, endpoint, body, **options) -> Prepared | NeedsImages | ApiError | dict:
     """Return a prepared request, the images that it needs, a whole answer, or the error of a rejected request."""
-    answer = endpoints.run(task(entries, endpoint, body, **options), entries, None)
+    answer = endpoints.run(task(entries, endpoint, body, **options), entries, _no_stored_items)
     if isinstance(answer, RequestRejected):
         return answer.error
     return json.loads(answer.content) if isinstance(answer, Reply) else answer
+
+
+def _no_stored_items(previous, responses):
+    return []
 
 
 def requests_of(prepared: Prepared):

@@ -3,17 +3,15 @@
 A field without an effect, and without a warning, is named on the page of its API.
 """
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from gesso.serve.prepare.endpoints import run
-from gesso.serve.prepare.frontend import ModelFrontend
-from gesso.serve.prepare.request import PreparedRequest
-from gesso.serve.settings import EngineSettings, ServerLimits, ServerSettings
+from gesso.serve.errors import ApiError
+from gesso.serve.form import LlamaCppForm, ResponseForm
+from tests.serve import preparing
 
 GUIDES = Path("docs/guides")
 CONTEXT = 800
@@ -290,41 +288,38 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def frontend(served_model):
-    settings = ServerSettings(engine=EngineSettings(model=str(served_model)), name="tiny", limits=ServerLimits())
-    return ModelFrontend(settings)
+def entry(served_model):
+    return preparing.entry(served_model)
 
 
-def prepared(frontend, endpoint, body):
+def prepared(entry, endpoint, body):
     """Return the prepared request, or the error of a rejected one."""
-    task = {
-        "endpoint": endpoint,
-        "contexts": {"tiny": CONTEXT},
-        "accepts_images": {"tiny": False},
-        "fetch": lambda previous, responses: [],
-    }
     body = {"options": {"seed": 1}, **body} if endpoint.startswith("ollama") else {"seed": 1, **body}
-    head, blob = run(task, json.dumps(body).encode(), [frontend])
-    return json.loads(head)["error"] if head.startswith(b'{"error"') else PreparedRequest.decode(head, blob)
+    return preparing.prepare([entry], endpoint, body, context=CONTEXT)
 
 
 def without_echo(request):
     """Return what a request asks the engine for and the form of its answer, without the fields that it repeats."""
-    return dataclasses.replace(request, attached=b"", warnings=[])
+    details = request.form.details
+    if isinstance(details, ResponseForm):
+        details = replace(details, echo=b"")
+    if isinstance(details, LlamaCppForm):
+        details = replace(details, settings={})
+    return replace(request, form=replace(request.form, details=details, warnings=[]))
 
 
 @pytest.mark.parametrize(("endpoint", "page", "base", "name", "change"), CASES)
-def test_no_documented_field_is_ignored_silently(frontend, endpoint, page, base, name, change):
+def test_no_documented_field_is_ignored_silently(entry, endpoint, page, base, name, change):
     before, after = change if isinstance(change, list) else ({}, change)
     if "options" in after:
         after = {"options": {"seed": 1} | after["options"]}
-    plain = prepared(frontend, endpoint, base | before)
-    changed = prepared(frontend, endpoint, base | after)
+    plain = prepared(entry, endpoint, base | before)
+    changed = prepared(entry, endpoint, base | after)
     last_name = name.rpartition(".")[2]
-    if isinstance(changed, dict):
-        assert changed["status"] in (400, 404) and last_name in changed["message"], changed
-    elif changed.warnings != plain.warnings:
-        (warning,) = set(changed.warnings) - set(plain.warnings)
+    if isinstance(changed, ApiError):
+        assert changed.status in (400, 404) and last_name in changed.message, changed
+    elif changed.form.warnings != plain.form.warnings:
+        (warning,) = set(changed.form.warnings) - set(plain.form.warnings)
         assert warning.startswith(f"{name} was ignored: ")
     elif without_echo(changed) == without_echo(plain):
         text = (GUIDES / page).read_text(encoding="utf-8")
@@ -339,5 +334,5 @@ OFF = [
 
 
 @pytest.mark.parametrize(("endpoint", "base", "fields"), OFF)
-def test_a_field_that_is_off_is_accepted_without_a_warning(frontend, endpoint, base, fields):
-    assert prepared(frontend, endpoint, base | fields) == prepared(frontend, endpoint, base)
+def test_a_field_that_is_off_is_accepted_without_a_warning(entry, endpoint, base, fields):
+    assert prepared(entry, endpoint, base | fields) == prepared(entry, endpoint, base)
