@@ -1,11 +1,12 @@
 """Answers with a JSON schema or required calls are valid when they are returned, or an error says why not."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
 import gesso
-from gesso.constraints import answer_check, validate
+from gesso.constraints import answer_check
 from gesso.constraints.automaton import START
 from gesso.engine.plan import retry_seed
 from gesso.engine.request import ATTEMPTS
@@ -21,13 +22,15 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properti
 def checks(monkeypatch):
     """Record the checked texts. The first `checks.wrong` of them count as invalid."""
 
+    schema_problem = answer_check.schema_problem
+
     class Checks:
         wrong = 0
         texts: list[str] = []  # noqa: RUF012
 
         def __call__(self, schema, text):
             self.texts.append(text)
-            return "$: odd" if len(self.texts) <= self.wrong else validate.schema_problem(schema, text)
+            return "$: odd" if len(self.texts) <= self.wrong else schema_problem(schema, text)
 
     found = Checks()
     found.texts = []
@@ -80,18 +83,28 @@ def test_a_truncated_answer_is_returned_as_it_is(tiny, checks):
     assert tiny.generate("a", json_schema=SCHEMA, stop=",", seed=1, **SMALL).stop == ","
 
 
-def test_required_calls_are_checked(tiny, monkeypatch):
-    found = []
+@dataclass
+class Dissatisfied:
+    """A check that no answer passes. It counts those that pass another one."""
 
-    def problem(parameters, calls, *, required):
-        found.append((calls, required))
+    check: Any
+    valid_count: int = 0
+
+    def problem(self, tokens, text, decode):
+        self.valid_count += self.check.problem(tokens, text, decode) is None
         return "odd"
 
-    monkeypatch.setattr(answer_check, "calls_problem", problem)  # nor are required calls
+
+def test_required_calls_are_checked(tiny):
+    """A constrained call is never wrong by itself, so every attempt is, but for the check."""
+    options = {"tools": TOOLS, "tool_choice": "required", **SMALL, "max_new_tokens": 48}
+    assert tiny.chat(HELLO, **options).tool_calls
+    request = tiny.chat_request(HELLO, **options)
+    assert request.validate.problem([], "No call.", tiny.decode) == "it has no tool call that can be read"
+    check = Dissatisfied(request.validate)
     with pytest.raises(gesso.ConstraintError, match="odd"):
-        tiny.chat(HELLO, tools=TOOLS, tool_choice="required", **SMALL | {"max_new_tokens": 48})
-    assert len(found) == ATTEMPTS
-    assert all(calls and required for calls, required in found)
+        tiny.run([replace(request, validate=check)])
+    assert check.valid_count == ATTEMPTS
 
 
 def test_warnings_of_a_request_are_in_its_result(tiny):

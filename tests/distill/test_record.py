@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gesso import GessoError, InputError
 from gesso.backends.torch import summarize
 from gesso.diffusion.canvas import Process
 from gesso.distill import record as recording_module
 from gesso.distill.prompts import RowPrompts, TaskPrompts
-from gesso.distill.record import LOCK, record
-from gesso.errors import GessoError, InputError
+from gesso.distill.record import record
 from gesso.eval.own_data import SCORES
 from gesso.train.data import Dataset
 from gesso.train.recipe import DataSettings
-from gesso.train.trajectories import INDEX, Trajectories, read_index, read_shard, recorded_files
+from gesso.train.trajectories import Trajectories, read_index, read_shard, recorded_files
 from tests.distill.conftest import OPTIONS, Words
 from tests.full_disk import full_disk
 from tests.other_process import other_process_with
@@ -116,10 +116,13 @@ def test_what_a_killed_process_has_left_is_removed_and_a_second_process_is_rejec
     directory = tmp_path / "part"
     shutil.copytree(recording, directory)
     _, shard = recorded_files(directory)
-    (directory / INDEX).unlink()
+    (directory / "index.json").unlink()
     shard.rename(directory / f".{shard.name}.0123456789abcdef.partial")
     names = {path.name for path in recording.iterdir()}
-    with other_process_with(directory / LOCK), pytest.raises(GessoError, match="another process is writing to .*part"):
+    with (
+        other_process_with(directory / ".lock"),
+        pytest.raises(GessoError, match="another process is writing to .*part"),
+    ):
         record(g, Words(), directory, {"model": "short"}, OPTIONS, batch=3)
     assert record(g, Words(), directory, {"model": "short"}, OPTIONS, batch=3)
     assert {path.name for path in directory.iterdir()} == names

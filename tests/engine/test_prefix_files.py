@@ -18,7 +18,7 @@ import gesso
 from gesso import Result
 from gesso.checkpoint.safetensors import SINGLE
 from gesso.engine.pieces import cut
-from gesso.engine.prefix_files import LOCK, SUFFIX, PrefixFiles
+from gesso.engine.prefix_files import SUFFIX, PrefixFiles
 from gesso.errors import InputError
 from tests.full_disk import full_disk
 from tests.other_process import other_process_with
@@ -169,9 +169,9 @@ def test_a_prompt_is_stored_later_if_another_process_is_storing_one(
 ) -> None:
     directory = tmp_path / "cache"
     directory.mkdir(mode=0o700)
-    with other_process_with(directory / LOCK):
+    with other_process_with(directory / ".prefix.lock"):
         assert write().tokens == expected.tokens
-        assert files(directory) == [directory / LOCK]
+        assert files(directory) == [directory / ".prefix.lock"]
     write()
     assert len(files(directory)) == 2
 

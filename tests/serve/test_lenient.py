@@ -141,15 +141,15 @@ def test_a_content_of_null_is_empty_for_the_assistant_and_explained_otherwise(en
     assert refused.message == "messages[0].content: it is missing or null; give text, or a list of parts"
 
 
-def test_a_refusal_is_the_text_of_its_message(frontends):
+def test_a_refusal_is_the_text_of_its_message(entries):
     texts = [
         {"content": "No."},
         {"content": None, "refusal": "No."},
         {"content": [{"type": "refusal", "refusal": "No."}]},
     ]
     answers = [{"role": "assistant", **text} for text in texts]
-    text, field, part = (prepared(frontends, {"messages": [*HELLO, each, *HELLO], "seed": 1}) for each in answers)
-    assert text.jobs == field.jobs == part.jobs
+    text, field, part = (prepared(entries, {"messages": [*HELLO, answer, *HELLO], "seed": 1}) for answer in answers)
+    assert text.prompts == field.prompts == part.prompts
 
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}

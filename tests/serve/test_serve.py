@@ -357,8 +357,10 @@ def test_answers_have_a_request_id_and_the_log_has_no_prompt(server):
     secret = "xyzzy plugh"
     body = {"prompt": secret, "max_tokens": 16, "seed": 1, "user": "alice", "diffusion": QUICK}
     response = server.http.post("/v1/completions", json=body)
-    log, answer = server.log.read_text(), response.json()["choices"][0]["text"]
-    line = next(json.loads(x) for x in log.splitlines() if response.headers["x-request-id"] in x)
+    request_id, answer = response.headers["x-request-id"], response.json()["choices"][0]["text"]
+    wait_until(lambda: request_id in server.log.read_text())  # it is written when the answer has been sent
+    log = server.log.read_text()
+    line = next(json.loads(x) for x in log.splitlines() if request_id in x)
     assert (line["path"], line["status"], line["user"]) == ("/v1/completions", 200, "alice")
     assert len(answer) > 8, "short enough to be part of any log"
     assert secret not in log and answer not in log

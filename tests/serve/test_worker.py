@@ -26,7 +26,6 @@ from gesso.serve.wire import (
     Ended,
     FrameTooLarge,
     RequestFailed,
-    StoredItems,
     frame,
     from_engine,
     size_of,
@@ -252,8 +251,8 @@ def test_the_engine_process_does_not_load_the_library_of_http_fields():
     assert done.stdout == "False\n"
 
 
-def test_frames_over_the_limit_are_rejected_on_both_sides():
+def test_frames_over_the_limit_are_rejected_on_both_sides(tiny):
     with pytest.raises(FrameTooLarge):
-        frame(StoredItems(bytes(FRAME_BYTES)))
+        frame(replace(submit(tiny, 1, [2, 3]), work=bytes(FRAME_BYTES)))
     with pytest.raises(FrameTooLarge):
         size_of(SIZE.pack(FRAME_BYTES + 1))

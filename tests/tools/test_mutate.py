@@ -98,7 +98,7 @@ import sys
 
 import pytest
 
-from gesso.requests import Counter
+from gesso.request.counter import Counter
 
 
 def test_next():
@@ -111,7 +111,7 @@ def test_low():
 
 @pytest.fixture(scope="module")
 def process():
-    code = "from gesso.requests import Counter\\nwhile input(): print(Counter.is_low(5), flush=True)"
+    code = "from gesso.request.counter import Counter\\nwhile input(): print(Counter.is_low(5), flush=True)"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as running:
         yield running
@@ -131,11 +131,11 @@ def test_mutants_are_caught_by_tests_of_their_line_in_forks_and_in_processes_of_
         (root / source).parent.mkdir(parents=True, exist_ok=True)
         (root / source).touch() if source.endswith(".py") else (root / source).mkdir()
     (root / "gesso" / "__init__.py").touch()
-    (root / "gesso" / "requests.py").write_text(COUNTER)
+    (root / "gesso" / "request" / "counter.py").write_text(COUNTER)
     (root / "tests").mkdir()
     (root / "tests" / "test_counter.py").write_text(TESTS)
     shutil.copytree(mutate.ROOT / "tools", root / "tools", ignore=shutil.ignore_patterns("__pycache__"))
-    made = mutate.mutants_of(COUNTER.encode(), "gesso/requests.py")
+    made = mutate.mutants_of(COUNTER.encode(), "gesso/request/counter.py")
     mutate.draw(out, made, seed=0, count=100)
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTEST_ADDOPTS": "-p no:cacheprovider"}
     command = [sys.executable, "-m", "tools.mutate", "forks", str(out), "tests"]
