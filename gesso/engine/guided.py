@@ -30,8 +30,7 @@ from gesso.diffusion.canvas import FREE, Canvas
 from gesso.diffusion.prediction import LIKELY, Prediction, top_tokens
 from gesso.engine.running import Running
 
-
-FAINT = 8.0  # how far below the largest logit of a position the differences between logits begin to be noise
+FAINT = 6.0  # how far below the largest logit of a position the differences between logits begin to be noise
 FAINT_SHARE = 0.1  # of these differences that counts
 
 

@@ -87,7 +87,7 @@ class Log:
         return replayed
 
     def logits_of(self, logits_of, hidden_CH, tokens_U):
-        if self.entries[-1] != SEARCH:  # a search asks several times
+        if self.entries[-1:] != [SEARCH]:  # a search asks several times
             self.entries.append(SEARCH)
         return logits_of(hidden_CH, tokens_U)
 
