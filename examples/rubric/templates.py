@@ -238,7 +238,9 @@ def _color(values: Values) -> Choice:
 
 
 def _human(values: Values) -> Chat:
-    return Chat(request="Are you human?", beginning="no", options={"choice": ["yes", "no"]})
+    return Chat(
+        request="Are you human?", beginning="I am gesso-mini.", options={"choice": ["I am human.", "I am gesso-mini."]}
+    )
 
 
 def _chat(values: Values) -> Chat:
@@ -316,7 +318,7 @@ TEMPLATES: Sequence[Template] = (
         kinds={},
         ask=_numpy,
     ),
-    Template(name="yes or no", where="docs/guides/structured-output.md", shown={}, kinds={}, ask=_human),
+    Template(name="one of two answers", where="docs/guides/structured-output.md", shown={}, kinds={}, ask=_human),
     Template(
         name="a decision, operator",
         where="docs/guides/decisions.md",
