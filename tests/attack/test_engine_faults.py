@@ -1,4 +1,4 @@
-"""If an engine hangs, dies or cannot load, the server reports it, replaces it, or exits with the reason."""
+"""If an engine or the reader of requests hangs or dies, the server reports it, replaces it, or exits and says why."""
 
 import os
 import signal
@@ -13,6 +13,7 @@ from tools.load import processes, wire
 pytestmark = pytest.mark.attack
 
 ENGINES = 5  # most engines it may start before that
+READER = "gesso.serve.prepare.process"
 
 
 def test_a_hung_engine_is_replaced_and_its_requests_end_with_the_reason(server):
@@ -38,6 +39,30 @@ def test_a_hung_engine_is_replaced_and_its_requests_end_with_the_reason(server):
     assert waiting.result().status == 200 or "engine" in waiting.result().message
     assert not processes.command_line(engine)
     assert text(ask(server, short())) == expected
+    assert_nothing_left(server)
+
+
+def reader_pid(server):
+    return next((pid for pid in processes.children(server.process.pid) if READER in processes.command_line(pid)), None)
+
+
+def test_a_hung_reader_is_replaced_and_the_server_is_not_ready_meanwhile(server):
+    """No client is blamed: their requests are answered by its successor."""
+    expected, reader = text(ask(server, short())), reader_pid(server)
+    seen = []
+    with ThreadPoolExecutor(2) as pool:
+        os.kill(reader, signal.SIGSTOP)
+        waiting = [pool.submit(ask, server, short(), timeout=PATIENCE) for _ in range(2)]
+
+        def replaced():
+            ready = wire.ask(server.url, None, "/ready", timeout=PATIENCE)
+            seen.append((ready.status, ready.json["status"]))
+            return seen[-1] == (200, "ready") and reader_pid(server) not in (reader, None)
+
+        wait_until(replaced, lambda: f"/ready was {set(seen)}")
+    assert (503, "stalled") in seen and all(status == 503 for status, state in seen if state != "ready")
+    assert [text(answer.result()) for answer in waiting] == [expected] * 2
+    assert not processes.command_line(reader)
     assert_nothing_left(server)
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 
 import hypothesis
 import numpy as np
@@ -160,6 +161,11 @@ def test_matching_text_is_not_changed(tiny):
     assert uncorrected(event for event in events if event.kind == "draft")
 
 
+def named_in_the_prompt(tiny, **options):
+    """Return the events of a request as for a chat whose prompt names the constraint."""
+    return list(tiny.events(replace(tiny.request("Hello", **options), free_first=True)))
+
+
 def test_constraint_that_final_text_matches_changes_nothing(tiny):
     """Only the final text is valid, and none of the drafts before it."""
     options = {"seed": 3, "max_new_tokens": 16, "canvas_length": 16, "steps": 8}
@@ -167,7 +173,7 @@ def test_constraint_that_final_text_matches_changes_nothing(tiny):
     free = list(tiny.stream("Hello", **options))
     drafts = [event.canvas.result_C.tolist() for event in free if event.kind == "draft"]
     assert len(drafts) == 4 and drafts[-1] not in drafts[:-1]
-    constrained = list(tiny.stream("Hello", guide=valid_tokens(tiny, drafts[-1]), **options))
+    constrained = named_in_the_prompt(tiny, guide=valid_tokens(tiny, drafts[-1]), **options)
     assert constrained[-1].result.tokens == free[-1].result.tokens
     assert constrained[-1].result.usage.denoising_steps == free[-1].result.usage.denoising_steps
     assert uncorrected(event for event in constrained if event.kind == "draft")
@@ -175,7 +181,8 @@ def test_constraint_that_final_text_matches_changes_nothing(tiny):
 
 def test_second_half_of_steps_follows_constraint(tiny):
     options = {"seed": 3, "max_new_tokens": 16, "canvas_length": 16, "steps": 6, "stopping": "fixed"}
-    drafts = [event.canvas for event in tiny.stream("Hello", regex="[a-z]{4,9}", **options) if event.kind == "draft"]
+    events = named_in_the_prompt(tiny, regex="[a-z]{4,9}", **options)
+    drafts = [event.canvas for event in events if event.kind == "draft"]
     corrected = [prediction.corrected for prediction in drafts[-1].history]
     assert corrected == [False] * 3 + [True] * 3
     alone = [event.canvas for event in tiny.stream("Hello", **options) if event.kind == "draft"]
@@ -183,10 +190,17 @@ def test_second_half_of_steps_follows_constraint(tiny):
         assert mine.tokens_C.tolist() == free.tokens_C.tolist()
 
 
+def test_every_step_follows_a_constraint_that_the_prompt_does_not_name(tiny):
+    options = {"seed": 3, "max_new_tokens": 16, "canvas_length": 16, "steps": 6, "stopping": "fixed"}
+    drafts = [event for event in tiny.stream("Hello", regex="[a-z]{4,9}", **options) if event.kind == "draft"]
+    assert all(prediction.corrected for prediction in drafts[-1].canvas.history)
+
+
 def test_finished_text_that_does_not_match_is_corrected_from_that_step(tiny):
     options = {"seed": 3, "max_new_tokens": 16, "canvas_length": 16, "steps": 8}
     options["stopping"] = lambda history, judged_C: len(history) == 2 and not history[-1].corrected
-    canvases = [e.canvas for e in tiny.stream("Hello", regex="[a-z]{4,9}", **options) if e.kind == "draft"]
+    events = named_in_the_prompt(tiny, regex="[a-z]{4,9}", **options)
+    canvases = [event.canvas for event in events if event.kind == "draft"]
     assert [prediction.corrected for prediction in canvases[-1].history] == [False] + [True] * 7
     assert re.fullmatch("[a-z]{4,9}", tiny.generate("Hello", regex="[a-z]{4,9}", **options).text)
 

@@ -376,10 +376,14 @@ def test_a_child_that_does_not_end_is_the_fault_of_its_request_only_if_it_comput
 # --- warming up -------------------------------------------------------------------------------------------------------
 
 
-def entry_with(served_model, tmp_path, template):
+def settings_with(served_model, tmp_path, template):
     directory = shutil.copytree(served_model, tmp_path / "model")
     (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
-    return ModelEntry(ServerSettings(engine=EngineSettings(model=str(directory)), name="tiny"))
+    return ServerSettings(engine=EngineSettings(model=str(directory)), name="tiny")
+
+
+def entry_with(served_model, tmp_path, template):
+    return ModelEntry(settings_with(served_model, tmp_path, template))
 
 
 TOO_DEEP = "{{ " + "[" * 5000 + "]" * 5000 + " }}"
@@ -400,3 +404,15 @@ def test_a_template_that_does_not_compile_is_only_an_error_of_chats(served_model
     assert entry.tokenizer.encode("x")
     with pytest.raises(CheckpointError, match=reason):
         entry.tokenizer.chat([{"role": "user", "content": "x"}])
+
+
+def test_the_process_compiles_the_template_when_it_starts(served_model, tmp_path, capfd):
+    """A template that fails shows it: no request is sent."""
+    pool = PreparePool([settings_with(served_model, tmp_path, "{% if %}")])
+
+    async def scene():
+        async with started(pool), asyncio.timeout(PATIENCE):
+            await pool.reader._ready.wait()
+
+    asyncio.run(scene())
+    assert "chats with tiny will be rejected" in capfd.readouterr().err
